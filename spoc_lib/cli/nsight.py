@@ -1,0 +1,12 @@
+"""`spoc nsight`."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="nsight", rich_markup_mode=None)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps the group a group while it holds a single command."""

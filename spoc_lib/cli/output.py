@@ -1,0 +1,23 @@
+"""How a command gives its result: JSON where asked, else a few readable lines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from spoc_lib.core.files import to_json, write_json
+
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON ('-' = standard output)")
+]
+
+
+def emit(result: Any, json: str | None, text: str) -> None:
+    """Print `text`, or put `result` as JSON on standard output ('-') or beside `text` into a file."""
+    if json == "-":
+        print(to_json(result))
+        return
+    if json:
+        write_json(json, result)
+    print(text)

@@ -1,0 +1,221 @@
+"""What a user may write down: clusters, models, GPUs, profiles. Schemas, loading by name or path, no defaults
+hidden in code that a file could state."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from spoc_lib.core import yamlfile
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.yamlfile import Strict
+
+Positive = Annotated[float, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0)]
+FlagValue = bool | int | float | str
+
+
+def data_dir() -> Path:
+    """The project's `data/` folder; `SPOC_DATA` overrides it."""
+    return Path(os.environ.get("SPOC_DATA") or Path(__file__).resolve().parent.parent / "data")
+
+
+class Slo(Strict):
+    """One service-level objective: `percentile` of `metric` over `persona`'s requests is at most `limit_s`."""
+
+    persona: str = "all"
+    metric: Literal["ttft", "itl", "tpot", "e2e"]
+    percentile: Annotated[float, Field(gt=0, le=100)] = 95
+    limit_s: Positive
+
+    @property
+    def name(self) -> str:
+        return f"{self.persona} {self.metric} p{self.percentile:g} <= {self.limit_s:g} s"
+
+
+class Hardware(Strict):
+    """The GPUs that one engine replica uses. `price_per_gpu_hour` in any currency, for ratios only."""
+
+    gpu: str
+    count: PositiveInt
+    price_per_gpu_hour: Positive | None = None
+
+
+class Engine(Strict):
+    """How the engine under test comes to be.
+
+    embedded: the twin, over HTTP on real time (and on the virtual clock for screening);
+    process: `command` is started with the flags appended; container: `image` through docker or podman;
+    remote: `base_url` is there already, its flags are fixed and a search is refused.
+    """
+
+    kind: Literal["embedded", "process", "container", "remote"]
+    base_url: str | None = None
+    command: list[str] | None = None
+    image: str | None = None
+    environment: dict[str, str] = {}
+    api_key_env: str | None = Field(None, description="name of the environment variable that holds the API key")
+    startup_timeout_s: Positive = 600
+    served_model: str | None = Field(None, description="model name on the API; default: the model file's name")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Engine:
+        needed = {"process": "command", "container": "image", "remote": "base_url"}.get(self.kind)
+        if needed and not getattr(self, needed):
+            raise ValueError(f"an engine of kind {self.kind} needs '{needed}'")
+        return self
+
+
+class TelemetryEndpoints(Strict):
+    """Where metrics are read. Absent: /metrics of the engine itself, scraped directly; no DCGM."""
+
+    prometheus_url: str | None = None
+    dcgm_url: str | None = None
+
+
+class SearchSpec(Strict):
+    """What the search varies. `space` narrows or replaces ranges of data/flags/vllm.yaml by flag name."""
+
+    target_users: PositiveInt = 100
+    space: dict[str, list[FlagValue]] = {}
+
+
+class LadderSpec(Strict):
+    """Users of the coarse ladder, ascending; the sweep refines between them."""
+
+    users: list[PositiveInt]
+
+    @model_validator(mode="after")
+    def _ascending(self) -> LadderSpec:
+        if not self.users or sorted(set(self.users)) != self.users:
+            raise ValueError("'users' must be ascending, without repeats")
+        return self
+
+
+class Cluster(Strict):
+    """A cluster under test (data/clusters/*.yaml)."""
+
+    name: str
+    title: str
+    hardware: Hardware
+    engine: Engine
+    model: str
+    personas: str = "spoc"
+    flags: dict[str, FlagValue] = Field({}, description="vLLM flags held fixed in every launch, snake_case")
+    search: SearchSpec = SearchSpec()
+    ladder: LadderSpec
+    slos: Annotated[list[Slo], Field(min_length=1)]
+    telemetry: TelemetryEndpoints = TelemetryEndpoints()
+
+    @property
+    def simulated(self) -> bool:
+        return self.engine.kind == "embedded"
+
+
+class MoeShape(Strict):
+    experts: PositiveInt
+    top_k: PositiveInt
+    d_ff: PositiveInt
+    weight_bits: Positive = Field(description="stored bits a weight, scales included (MXFP4: 4.25)")
+
+
+class ModelSpec(Strict):
+    """A transformer's shape (data/models/*.yaml), all that step time and memory need."""
+
+    name: str
+    source: str
+    layers: PositiveInt
+    hidden: PositiveInt
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    d_ff: PositiveInt | None = Field(None, description="dense feed-forward width; null for a pure MoE")
+    moe: MoeShape | None = None
+    vocabulary: PositiveInt
+    max_model_len: PositiveInt
+    sliding_window: PositiveInt | None = None
+    sliding_layers: Annotated[int, Field(ge=0)] = 0
+    dense_weight_bits: Positive = 16
+    kv_bits: Positive = 16
+    weight_gib: Positive = Field(description="memory that loading takes, all GPUs together")
+
+
+class GpuSpec(Strict):
+    """A GPU's limits (data/gpus/*.yaml)."""
+
+    name: str
+    title: str
+    source: str
+    memory_gib: Positive
+    dram_bytes_per_s: Positive
+    bf16_flops_per_s: Positive
+    fp8_flops_per_s: Positive | None = None
+    fp4_flops_per_s: Positive | None = None
+    link_bytes_per_s: Positive = Field(description="NVLink, one direction")
+    power_w: Positive = 700
+    sm_clock_mhz: Positive = 1980
+
+
+class Profile(Strict):
+    """How much work a run does (data/profiles/*.yaml)."""
+
+    name: str
+    title: str
+    audit_users: PositiveInt
+    audit_turns: PositiveInt
+    search_trials: PositiveInt = Field(description="screening trials on the virtual clock")
+    search_population: PositiveInt
+    search_finalists: PositiveInt = Field(description="finalists confirmed by real load over HTTP")
+    screen_s: Positive = Field(description="simulated seconds a screening trial")
+    rung_s: Positive = Field(description="seconds a rung; simulated on the virtual clock")
+    warmup_s: Positive
+    http_rung_s: Positive = Field(description="real seconds of a rung over HTTP")
+    http_users: PositiveInt = Field(description="users of the HTTP rung that runs beside its virtual twin")
+    http_launches: PositiveInt = Field(8, description="most launches of a real engine in a search")
+    probes: PositiveInt = Field(description="most rungs of the sweep")
+    seeds: PositiveInt = Field(1, description="repeats of a rung near the edge")
+    trace_s: Positive = Field(description="seconds of engine steps written into the kernel trace")
+    gap_cap_s: Positive = Field(description="cap on think time; it moves 'how many users', so it is printed")
+    start: Literal["cold", "stationary"] = Field("stationary", description="where users stand when a rung starts")
+
+
+Kind = TypeVar("Kind", bound=Strict)
+
+
+def names(folder: str) -> list[str]:
+    """Names of what ships in data/<folder>."""
+    return sorted(path.stem for path in (data_dir() / folder).glob("*.yaml"))
+
+
+def find(folder: str, name_or_path: str, what: str) -> Path:
+    """The file that `name_or_path` means: a path to YAML, or a name in data/<folder>."""
+    if name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path:
+        path = Path(name_or_path)
+    else:
+        path = data_dir() / folder / f"{name_or_path}.yaml"
+    if not path.is_file():
+        raise InputError(f"unknown-{what}", f"unknown {what} '{name_or_path}': use one of {', '.join(names(folder))}"
+                         f" or the path of a YAML file")
+    return path
+
+
+def load_cluster(name_or_path: str) -> Cluster:
+    cluster = yamlfile.load(Cluster, find("clusters", name_or_path, "cluster"))
+    load_model(cluster.model)
+    load_gpu(cluster.hardware.gpu)
+    return cluster
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    return yamlfile.load(ModelSpec, find("models", name_or_path, "model"))
+
+
+def load_gpu(name_or_path: str) -> GpuSpec:
+    return yamlfile.load(GpuSpec, find("gpus", name_or_path, "gpu"))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    return yamlfile.load(Profile, find("profiles", name_or_path, "profile"))

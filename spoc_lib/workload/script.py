@@ -1,0 +1,86 @@
+"""The script that both drivers play: what a user appends to the history, how much it asks for, how long it thinks.
+
+A script is pure and seeded: the same personas, corpus, seed and user number give the same turns on every machine.
+It knows content by *identity* (stream and token count), never by text, so that the virtual clock plays millions of
+tokens without touching one; `corpus.Corpus.text(segment)` gives the text of a segment for a real server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Layer = Literal["organisation", "repository", "directory", "files", "session", "turn"]
+Kind = Literal["start", "agent", "human"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of prompt text with an identity.
+
+    stream: 64-bit identity of the text, shared by all users who share it; two segments carry the same tokens if
+        and only if `stream` and `tokens` are equal, and of two lengths of one stream the shorter is a prefix;
+    tokens: its exact length in the script's tokenizer;
+    layer: which level of the Partial Common Ground it belongs to (`turn`: what a single turn adds).
+    """
+
+    stream: int
+    tokens: int
+    layer: Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of one user.
+
+    starts: the history is emptied first (a new conversation);
+    append: segments added to the history before sending (the reply is added after it, by the driver);
+    prompt_tokens: intended length of the whole prompt: history with the replies as they really came, plus `append`
+        plus `overhead_tokens` of the chat template;
+    output_tokens: budget, sent as max_tokens with ignore_eos;
+    think_time_s: pause between the end of the previous reply and the sending of this turn;
+    history: only with `starts` in mid-conversation (stationary start): (segment, reply_tokens) pairs of the turns
+        that lie before this one, oldest first; the driver puts them into the history as if they had happened.
+    """
+
+    persona: str
+    user: int
+    conversation: int
+    turn: int
+    kind: Kind
+    starts: bool
+    append: tuple[Segment, ...]
+    prompt_tokens: int
+    output_tokens: int
+    think_time_s: float
+    history: tuple[tuple[Segment, int], ...] = ()
+
+
+class UserScript(Protocol):
+    """The turns of one user, without end. The driver reports how the history really grew."""
+
+    persona: str
+    user: int
+
+    def next(self, history_tokens: int) -> Turn:
+        """The next turn, given the tokens that the history holds now (replies included).
+
+        When the turn would pass the persona's context limit, the conversation ends (or compacts) and the
+        returned turn has `starts` set; `context_limit_hits` counts it.
+        """
+        ...
+
+
+class ConversationScript(Protocol):
+    """All users of a workload. Built by `workload.build_script`."""
+
+    seed: int
+    salt: int
+
+    def user(self, number: int) -> UserScript:
+        """User `number` (0, 1, …); its persona follows from the shares by a low-discrepancy sequence, so any
+        number of first users has the mix as nearly as whole users can."""
+        ...
+
+    def users(self, count: int) -> Iterator[UserScript]: ...
