@@ -1,0 +1,5 @@
+"""`python -m spoc_lib` is `spoc`."""
+
+from spoc_lib.cli import main
+
+main()
