@@ -20,6 +20,10 @@ class SpocError(Exception):
     def __reduce__(self):  # so that it survives a process pool
         return type(self), (self.code, self.message)
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in a notebook: the sentence alone."""
+        return [f"{type(self).__name__} [{self.code}]: {self.message}"]
+
 
 class InputError(SpocError):
     """The user's input is wrong (file, field, parameter, endpoint). Exit status 2, nothing lost."""

@@ -1,0 +1,156 @@
+"""Run notebooks headlessly: papermill for the cells, our own result file for the truth.
+
+A killed kernel leaves later cells looking finished, so a stage counts as done only when it wrote its result.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spoc_lib import config
+from spoc_lib.core.errors import GateError, InputError, SpocError
+from spoc_lib.core.files import read_json
+from spoc_lib.pipeline.parameters import STAGES, check
+from spoc_lib.pipeline.runs import Run
+from spoc_lib.report import html, index
+
+Say = Callable[[str], None]
+
+
+def notebooks_dir() -> Path:
+    """The project's `notebooks/` folder."""
+    return Path(__file__).resolve().parent.parent.parent / "notebooks"
+
+
+def choose_stages(only: str = "", start: str = "") -> list[str]:
+    """Stage numbers in order: `only` is a comma list, `start` the first of the rest."""
+    numbers = [part.strip().zfill(2) for part in only.split(",") if part.strip()] or list(STAGES)
+    for number in [*numbers, *([start.zfill(2)] if start else [])]:
+        if number not in STAGES:
+            raise InputError("unknown-stage", f"there is no notebook {number}: use one of {', '.join(STAGES)}")
+    return [n for n in sorted(set(numbers)) if not start or n >= start.zfill(2)]
+
+
+def run_stages(run: Run, stages: list[str], parameters: dict[str, dict[str, Any]], *, resume: bool, say: Say) -> None:
+    """Execute `stages` of `run` in order. `parameters[number]` are that notebook's, checked before anything starts.
+
+    With `resume`, stages that are done stay; the first one that is not, and all after it, run.
+    """
+    checked = {number: check(number, parameters[number]) for number in stages}
+    for number in stages:
+        if resume and run.stage_state(number)["state"] == "done":
+            say(f"{number} {STAGES[number].title}: done already, kept")
+            continue
+        resume = False
+        execute(run, number, checked[number].model_dump(), say)
+
+
+def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None:
+    """One notebook through papermill into the run's folder, then its HTML. GateError when it did not finish."""
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    stage = STAGES[number]
+    output = run.folder / f"{stage.notebook}.ipynb"
+    run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters)
+    began = time.monotonic()
+    reason = ""
+    with _watch(run, number, say):
+        try:
+            papermill.execute_notebook(
+                str(notebooks_dir() / f"{stage.notebook}.ipynb"), str(output), progress_bar=False,
+                parameters={**parameters, "run_dir": str(run.folder)}, kernel_name="python3",
+                cwd=str(notebooks_dir()), start_timeout=120)
+        except PapermillExecutionError as error:
+            reason = f"{error.ename}: {error.evalue}"
+        except KeyboardInterrupt:
+            run.set_stage(number, state="interrupted")
+            raise
+        except Exception as error:  # the kernel died, the disk filled: whatever it was, the stage is not done
+            reason = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - began
+    if not reason and run.stage_state(number)["state"] != "done":
+        reason = "the notebook ended without writing its result"
+    if reason:
+        run.set_stage(number, state="failed", reason=reason, seconds=seconds)
+        if reason.startswith("InputError"):
+            raise InputError("stage-refused", f"notebook {number}: {reason.partition(': ')[2]}")
+        raise GateError("stage-failed", f"notebook {number} ({stage.title}) failed after {seconds:.0f} s: "
+                        f"{reason.splitlines()[0]}; its cells are in {output}; go on with: spoc run "
+                        f"{run.state['cluster']} --run-id {run.id} --resume")
+    run.set_stage(number, seconds=seconds)
+    page = html.render(output, output.with_suffix(".html"), title=f"{stage.number} {stage.title}: {run.id}")
+    say(f"{number} {stage.title}: {seconds:.0f} s -> {page}")
+    for finding in run.stage_state(number).get("findings", [])[:3]:
+        say(f"   {finding}")
+
+
+class _watch:
+    """While a notebook runs, repeat its own progress line when it changes (at most every two seconds)."""
+
+    def __init__(self, run: Run, number: str, say: Say) -> None:
+        self._path, self._number, self._say = run.folder / "progress.json", number, say
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._path.unlink(missing_ok=True)
+
+    def _follow(self) -> None:
+        last = ""
+        while not self._stop.wait(2.0):
+            if self._path.exists():
+                text = read_json(self._path)["text"]
+                if text != last:
+                    self._say(f"   {self._number} … {text}")
+                    last = text
+
+
+def run_cluster(cluster_name: str, *, profile: str, seed: int, stages: list[str], settings: dict[str, dict[str, Any]],
+                run_id: str = "", resume: bool = False, say: Say) -> Run:
+    """`spoc run`: create or reopen the run of one cluster and execute its stages."""
+    cluster = config.load_cluster(cluster_name)
+    config.load_profile(profile)
+    common = {"cluster": _absolute(cluster_name), "profile": _absolute(profile), "seed": seed}
+    parameters = {number: {**common, **settings.get(number, {})} for number in stages}
+    for number in stages:
+        check(number, parameters[number])
+    if resume:
+        run = Run.open(run_id) if run_id else Run.latest(cluster.name)
+    elif run_id and (run := _existing(run_id)):
+        if stages == list(STAGES):
+            raise InputError("run-exists", f"run '{run_id}' exists: add --resume, or --only/--from to redo stages")
+    else:
+        run = Run.create(cluster.name, run_id, {"cluster": cluster.name, "profile": profile, "seed": seed})
+    with run.exclusive():
+        say(f"run {run.id} in {run.folder}")
+        try:
+            run_stages(run, stages, parameters, resume=resume, say=say)
+        finally:
+            index.rebuild(run.folder.parent)
+    return run
+
+
+def _existing(run_id: str) -> Run | None:
+    try:
+        return Run.open(run_id)
+    except SpocError:
+        return None
+
+
+def _absolute(name_or_path: str) -> str:
+    """Notebooks run in their own folder, so a relative path is made absolute."""
+    return os.path.abspath(name_or_path) if name_or_path.endswith((".yaml", ".yml")) else name_or_path

@@ -1,0 +1,169 @@
+"""What each notebook may be told: typed parameters, the same for papermill, `spoc run --set` and a hand-run cell.
+
+papermill guesses types from text (`1.10` becomes 1.1, a hash like `12e5678` infinity, `false` stays text) and only
+warns about a name that it does not know; here a wrong type or an unknown name is refused with a sentence.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from spoc_lib.core import yamlfile
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.yamlfile import Strict
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(f"must be text; papermill turned it into {value!r}: pass it with -r (raw) instead of -p")
+    return value
+
+
+def _flag(value: Any) -> Any:
+    words = {"true": True, "false": False, "yes": True, "no": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    if isinstance(value, bool):
+        return value
+    raise ValueError("must be true or false")
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError("must be a number") from None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("must be a number")
+    return float(value)
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+Amount = Annotated[float, BeforeValidator(_number), Field(ge=0)]
+
+
+class Common(Strict):
+    """Parameters of every notebook. Zero or empty means: what the profile, the cluster or the run says."""
+
+    cluster: Text = "sim-4xh100"
+    profile: Text = "quick"
+    run_dir: Text = ""
+    seed: Count = 1
+
+
+class Workload(Common):
+    """Of the notebooks that play conversations."""
+
+    personas: Text = ""
+    gap_cap_s: Amount = 0.0
+
+
+class P01(Workload):
+    monorepo: Text = ""
+    users: Count = 0
+
+
+class P02(Workload):
+    trials: Count = 0
+    target_users: Count = 0
+    confirm_http: Flag = True
+
+
+class P03(Workload):
+    flags: Text = ""
+    confirm_http: Flag = True
+
+
+class P04(Workload):
+    flags: Text = ""
+    users: Count = 0
+    trace: Text = ""
+
+
+class P05(Common):
+    runs: Text = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageInfo:
+    """A numbered notebook: `folder` is where its artefacts stand in the run."""
+
+    number: str
+    notebook: str
+    title: str
+    folder: str
+    parameters: type[Common]
+
+
+STAGES = {
+    stage.number: stage
+    for stage in (
+        StageInfo("01", "01_workload_modeling", "workload modeling", "workload", P01),
+        StageInfo("02", "02_nsga2_search", "NSGA-II search", "search", P02),
+        StageInfo("03", "03_concurrency_sweep", "concurrency sweep", "sweep", P03),
+        StageInfo("04", "04_nsight_trace_analysis", "Nsight trace analysis", "nsight", P04),
+        StageInfo("05", "05_capacity_report", "capacity report", "report", P05),
+    )
+}
+
+
+def check(number: str, values: dict[str, Any]) -> Common:
+    """The typed parameters of notebook `number`; InputError naming the parameter that is wrong or unknown."""
+    stage = STAGES[number]
+    unknown = sorted(set(values) - set(stage.parameters.model_fields))
+    if unknown:
+        raise InputError(
+            "unknown-parameter",
+            f"notebook {stage.notebook} has no parameter '{unknown[0]}': it takes "
+            f"{', '.join(stage.parameters.model_fields)}",
+        )
+    return yamlfile.parse(stage.parameters, values, f"parameters of {stage.notebook}")
+
+
+def from_notebook(number: str, namespace: dict[str, Any]) -> Common:
+    """The parameters as they stand in a notebook's `globals()`.
+
+    Names that papermill injected without the notebook knowing them are found in the source of its injected cell
+    (`# Parameters`), which IPython keeps in `In`.
+    """
+    fields = STAGES[number].parameters.model_fields
+    values = {name: namespace[name] for name in fields if name in namespace}
+    for source in namespace.get("In", []):
+        if source.lstrip().startswith("# Parameters"):
+            for node in ast.parse(source).body:
+                for target in getattr(node, "targets", []):
+                    if isinstance(target, ast.Name):
+                        values[target.id] = namespace[target.id]
+    return check(number, values)
+
+
+def split_settings(settings: list[str], stages: list[str]) -> dict[str, dict[str, str]]:
+    """`--set name=value` pairs as parameters by stage; each must be known to one of `stages` at least."""
+    chosen: dict[str, dict[str, str]] = {number: {} for number in stages}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not separator:
+            raise InputError("bad-setting", f"--set {setting}: write it as name=value")
+        takers = [n for n in stages if name in STAGES[n].parameters.model_fields and name not in Common.model_fields]
+        if not takers:
+            known = sorted({f for n in stages for f in STAGES[n].parameters.model_fields} - set(Common.model_fields))
+            raise InputError("unknown-parameter", f"--set {name}: no such parameter; use one of {', '.join(known)}")
+        for number in takers:
+            chosen[number][name] = value
+    return chosen

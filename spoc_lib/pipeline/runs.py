@@ -1,0 +1,105 @@
+"""A run's folder and its `run.json`: parameters, provenance, the state of each stage; all that resuming needs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spoc_lib.core.clock import Anchor
+from spoc_lib.core.errors import InputError, SpocError
+from spoc_lib.core.files import read_json, write_json
+
+
+def outputs_dir() -> Path:
+    """`outputs/` of the project; `SPOC_OUTPUTS` overrides it."""
+    return Path(os.environ.get("SPOC_OUTPUTS") or Path(__file__).resolve().parent.parent.parent / "outputs")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run folder. `run.json` is read afresh for each question, so two processes see the same state."""
+
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    @classmethod
+    def create(cls, name: str, run_id: str = "", facts: dict[str, Any] | None = None) -> Run:
+        """A new folder `outputs/<run_id>`; by default `<name>-<date>-<time>`. `facts` go into run.json."""
+        if run_id and Path(run_id).name != run_id:
+            raise InputError("bad-run-id", f"run id '{run_id}' must be a plain name, without a folder")
+        base = run_id or f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        outputs_dir().mkdir(parents=True, exist_ok=True)
+        for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
+            folder = outputs_dir() / (base + suffix)
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                if run_id:
+                    raise InputError("run-exists", f"run '{run_id}' exists: choose another --run-id, or add "
+                                     "--resume to go on with it") from None
+                continue
+            run = cls(folder)
+            anchor = Anchor.now()
+            write_json(run.state_path, {"run_id": folder.name, "anchor": anchor, **(facts or {}), "stages": {}})
+            return run
+        raise SpocError("run-exists", f"cannot find a free name for a run called {base}")
+
+    @classmethod
+    def open(cls, run_id_or_path: str | Path) -> Run:
+        """An existing run, by id or folder."""
+        path = Path(run_id_or_path)
+        for folder in (path, outputs_dir() / path):
+            if (folder / "run.json").is_file():
+                return cls(folder.resolve())
+        raise InputError("unknown-run", f"no run '{run_id_or_path}': no folder with a run.json in {outputs_dir()}")
+
+    @classmethod
+    def latest(cls, cluster: str) -> Run:
+        """The newest run of a cluster, for `--resume`."""
+        runs = [run for run in cls.all() if run.state.get("cluster") == cluster]
+        if not runs:
+            raise InputError("nothing-to-resume", f"there is no run of cluster '{cluster}' to resume: leave out --resume")
+        return max(runs, key=lambda run: run.state["anchor"]["wall_s"])
+
+    @classmethod
+    def all(cls) -> list[Run]:
+        return [cls(path.parent) for path in sorted(outputs_dir().glob("*/run.json"))]
+
+    @property
+    def state_path(self) -> Path:
+        return self.folder / "run.json"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return read_json(self.state_path, "run state")
+
+    def update(self, **facts: Any) -> None:
+        write_json(self.state_path, {**self.state, **facts})
+
+    def stage_state(self, number: str) -> dict[str, Any]:
+        return self.state["stages"].get(number, {"state": "absent"})
+
+    def set_stage(self, number: str, **facts: Any) -> None:
+        stages = self.state["stages"]
+        stages[number] = {**stages.get(number, {}), **facts}
+        self.update(stages=stages)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the run for one writer; GateError-free sentence when another process is at work in it."""
+        with open(self.folder / ".lock", "w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError("run-busy", f"another process is working on run '{self.id}': wait for it or "
+                                 "choose another --run-id") from None
+            yield

@@ -1,0 +1,137 @@
+"""What a notebook holds while it runs: its cluster, profile, folder, script, and the results of earlier stages."""
+
+from __future__ import annotations
+
+import html
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from spoc_lib import config
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.files import read_json, write_json
+from spoc_lib.pipeline.parameters import STAGES, Common, from_notebook
+from spoc_lib.pipeline.runs import Run
+from spoc_lib.report import provenance, style
+
+
+@dataclass
+class Stage:
+    """One notebook at work in one run."""
+
+    number: str
+    run: Run
+    parameters: Common
+    cluster: config.Cluster
+    profile: config.Profile
+    started_s: float = field(default_factory=time.monotonic)
+    _progress_s: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """Where this stage's artefacts stand."""
+        return self.run.folder / STAGES[self.number].folder
+
+    @property
+    def seed(self) -> int:
+        return self.parameters.seed
+
+    @cached_property
+    def personas(self):
+        """The persona set: the `personas` parameter, else the cluster's."""
+        from spoc_lib.workload.personas import load_personas
+
+        return load_personas(getattr(self.parameters, "personas", "") or self.cluster.personas)
+
+    @property
+    def gap_cap_s(self) -> float:
+        """The cap on think time; it moves 'how many users', so it is printed wherever users are counted."""
+        return getattr(self.parameters, "gap_cap_s", 0.0) or self.profile.gap_cap_s
+
+    @property
+    def script_factory(self) -> Callable[[int], Any]:
+        """`salt -> ConversationScript`: a fresh salt gives the same sizes with a cold cache."""
+        from spoc_lib.workload import build_script
+
+        limit = self.cluster.flags.get("max_model_len") or config.load_model(self.cluster.model).max_model_len
+        return lambda salt: build_script(
+            self.personas, self.seed, salt=salt, gap_cap_s=self.gap_cap_s, start=self.profile.start,
+            context_limit=int(limit))
+
+    def result_of(self, number: str) -> dict[str, Any] | None:
+        """The result of a finished stage of this run, or None."""
+        if self.run.stage_state(number)["state"] != "done":
+            return None
+        return read_json(self.run.folder / STAGES[number].folder / "result.json", "stage result")
+
+    def flags(self) -> dict[str, Any]:
+        """The flags to serve with: the `flags` parameter (name=value …), else the search's best, else defaults."""
+        given = getattr(self.parameters, "flags", "")
+        if given:
+            return parse_flag_text(given)
+        found = self.result_of("02")
+        return dict(found["best_flags"]) if found else {}
+
+    @property
+    def flags_origin(self) -> str:
+        if getattr(self.parameters, "flags", ""):
+            return "given as parameter"
+        return "best of the NSGA-II search of this run" if self.result_of("02") else "vLLM's defaults (no search in this run)"
+
+    def progress(self, text: str, fraction: float | None = None) -> None:
+        """Tell whoever watches the run; at most five times a second, and never into the notebook."""
+        now = time.monotonic()
+        if now - self._progress_s >= 0.2:
+            self._progress_s = now
+            write_json(self.run.folder / "progress.json", {"stage": self.number, "text": text, "fraction": fraction})
+
+    def finish(self, result: dict[str, Any], findings: list[str]) -> None:
+        """Store the stage's result with its findings and provenance, and mark the stage done."""
+        record = {**result, "findings": findings, "provenance": provenance.collect(
+            self.cluster, self.profile, self.parameters.model_dump(), time.monotonic() - self.started_s)}
+        write_json(self.folder / "result.json", record)
+        self.run.set_stage(self.number, state="done", finished_wall_s=time.time(), findings=findings)
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "cluster": self.cluster.title, "run": self.run.id, "profile": f"{self.profile.name}: {self.profile.title}",
+            "parameters": ", ".join(f"{k}={v}" for k, v in self.parameters.model_dump().items()
+                                    if v not in ("", 0, 0.0) and k not in ("cluster", "profile", "run_dir")),
+            "numbers": "SIMULATED by the embedded engine" if self.cluster.simulated else "measured on a real engine",
+        }
+        cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items())
+        return f'<table class="spoc-facts">{cells}</table>'
+
+
+def parse_flag_text(text: str) -> dict[str, Any]:
+    """`max_num_seqs=64 enable_prefix_caching=false` as a dictionary with typed values."""
+    import yaml
+
+    flags: dict[str, Any] = {}
+    for part in shlex.split(text.replace(",", " ")):
+        name, separator, value = part.lstrip("-").partition("=")
+        if not separator:
+            raise InputError("bad-flags", f"flags: '{part}' must be written name=value")
+        flags[name.replace("-", "_")] = yaml.safe_load(value)
+    return flags
+
+
+def begin(number: str, namespace: dict[str, Any]) -> Stage:
+    """Open a stage from a notebook: check its parameters (`globals()`), open or create the run, mark it running."""
+    style.activate()
+    parameters = from_notebook(number, namespace)
+    cluster = config.load_cluster(parameters.cluster)
+    profile = config.load_profile(parameters.profile)
+    if parameters.run_dir:
+        run = Run.open(parameters.run_dir)
+    else:
+        run = Run.create(cluster.name, facts={"cluster": cluster.name, "profile": profile.name, "seed": parameters.seed})
+    stage = Stage(number, run, parameters, cluster, profile)
+    stage.folder.mkdir(exist_ok=True)
+    (stage.folder / "result.json").unlink(missing_ok=True)
+    run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters.model_dump())
+    return stage

@@ -1,0 +1,1 @@
+"""Figures, tables, provenance, offline HTML, and the index of runs."""

@@ -1,0 +1,108 @@
+"""Tables for people: one registry of columns (label, unit, digits, preferred direction) drives them all."""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How a column is shown. scale multiplies the stored value (s -> ms); better: up | down | ''."""
+
+    label: str
+    unit: str = ""
+    scale: float = 1.0
+    digits: int = 1
+    better: str = ""
+
+
+COLUMNS = {
+    "users": Column("users", digits=0, better="up"),
+    "max_users": Column("max users", digits=0, better="up"),
+    "output_tokens_per_s": Column("output", "tokens/s", digits=0, better="up"),
+    "prompt_tokens_per_s": Column("prompt", "tokens/s", digits=0),
+    "request_rate_per_s": Column("requests", "1/s", digits=2),
+    "ttft_p50_s": Column("TTFT p50", "s", digits=2, better="down"),
+    "ttft_p95_s": Column("TTFT p95", "s", digits=2, better="down"),
+    "ttft_p99_s": Column("TTFT p99", "s", digits=2, better="down"),
+    "itl_p50_s": Column("ITL p50", "ms", 1e3, 1, "down"),
+    "itl_p95_s": Column("ITL p95", "ms", 1e3, 1, "down"),
+    "itl_p99_s": Column("ITL p99", "ms", 1e3, 1, "down"),
+    "tpot_p50_s": Column("TPOT p50", "ms", 1e3, 1, "down"),
+    "tpot_p95_s": Column("TPOT p95", "ms", 1e3, 1, "down"),
+    "cached_ratio": Column("prefix hits", "%", 100, 1, "up"),
+    "kv_usage_ratio": Column("KV in use", "%", 100, 1),
+    "sm_active_ratio": Column("SM active", "%", 100, 1),
+    "dram_active_ratio": Column("DRAM active", "%", 100, 1),
+    "live_users": Column("live", "users"),
+    "thinking_users": Column("thinking", "users"),
+    "in_flight_users": Column("in flight", "users"),
+    "little_error_ratio": Column("Little's law off by", "%", 100, 1, "down"),
+    "preemptions": Column("preemptions", digits=0, better="down"),
+    "hypervolume": Column("hypervolume", digits=4, better="up"),
+    "on_front": Column("Pareto"),
+    "client_limited": Column("client-limited"),
+    "max_num_batched_tokens": Column("max_num_batched_tokens", digits=0),
+}
+
+
+def column(name: str) -> Column:
+    return COLUMNS.get(name, Column(name.replace("_", " "), digits=3))
+
+
+def label(name: str) -> str:
+    """Axis title: label with its unit."""
+    shown = column(name)
+    return f"{shown.label} ({shown.unit})" if shown.unit else shown.label
+
+
+def cell(name: str, value: object) -> str:
+    """One value as text, in the column's unit."""
+    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool) or type(value).__name__ == "bool_":
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)) or hasattr(value, "dtype"):
+        number = float(value) * column(name).scale
+        return "∞" if math.isinf(number) else f"{number:,.{column(name).digits}f}"
+    return str(value)
+
+
+class Table:
+    """A DataFrame as an HTML table with units in its head; `highlight` marks rows by a boolean column."""
+
+    def __init__(self, frame: pd.DataFrame, columns: list[str] | None = None, highlight: str = "") -> None:
+        self.frame, self.columns, self.highlight = frame, list(columns or frame.columns), highlight
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(label(c))}</th>" for c in self.columns)
+        rows = []
+        for record in self.frame.to_dict("records"):
+            mark = ' class="mark"' if self.highlight and record[self.highlight] is not None and record[self.highlight] else ""
+            cells = "".join(
+                f'<td class="{"num" if isinstance(record[c], (int, float)) else "txt"}">{html.escape(cell(c, record[c]))}</td>'
+                for c in self.columns)
+            rows.append(f"<tr{mark}>{cells}</tr>")
+        return (f'<div class="spoc-scroll"><table class="spoc-table"><thead><tr>{head}</tr></thead>'
+                f'<tbody>{"".join(rows)}</tbody></table></div>')
+
+    def __repr__(self) -> str:
+        return self.frame[self.columns].to_string(index=False)
+
+
+class Finding:
+    """A sentence computed from the data, set apart from prose. `tone`: good | bad | note."""
+
+    def __init__(self, *sentences: str, tone: str = "note") -> None:
+        self.sentences, self.tone = [s for s in sentences if s], tone
+
+    def _repr_html_(self) -> str:
+        body = "".join(f"<p>{html.escape(s)}</p>" for s in self.sentences)
+        return f'<div class="spoc-finding {self.tone}">{body}</div>'
+
+    def __repr__(self) -> str:
+        return "\n".join(self.sentences)
