@@ -1,0 +1,167 @@
+"""Time of each kernel category of one step on one GPU of a tensor-parallel group, from shapes and parameters.
+
+Two kinds of kernels. Those whose work depends only on how many tokens the step computes (experts, routing, dense
+GEMMs, collectives, small kernels): `token_seconds`, vectorised over token counts. And attention, linear in the sums
+that a `Batch` carries: `attention_coefficients`. Sources: measured kernel tables (see the calibration's provenance)
+for the shapes of the curves, the roofline (Williams et al. 2009) for what they scale with.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from spoc_lib.config import GpuSpec, ModelSpec
+from spoc_lib.engine.steptime_parameters import Parameters
+
+#: Rate at which the unpacking of 4-bit experts was expressed: an H100's dense BF16 peak.
+UNPACK_REFERENCE_FLOPS = 989e12
+
+#: Expert shards are padded to this many columns by the grouped GEMM.
+EXPERT_TILE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One GPU's part of the model: heads and expert columns divided, hidden state whole."""
+
+    model: ModelSpec
+    gpu: GpuSpec
+    gpu_count: int
+    parameters: Parameters
+
+    @property
+    def heads(self) -> float:
+        return self.model.heads / self.gpu_count
+
+    @property
+    def kv_heads(self) -> float:
+        """KV heads are divided until one is left, then copied."""
+        return max(1.0, self.model.kv_heads / self.gpu_count)
+
+    @property
+    def full_layers(self) -> int:
+        return self.model.layers - self.model.sliding_layers
+
+    @property
+    def dense_bytes(self) -> float:
+        """Bytes a stored dense weight takes."""
+        return self.model.dense_weight_bits / 8
+
+
+def smooth_max(a, b, power: float = 4.0):
+    """max(a, b) without its corner: (aᵖ + bᵖ)^(1/p); at most 19 % above the larger at p = 4."""
+    return (a**power + b**power) ** (1 / power)
+
+
+def _gemm(shard: Shard, tokens: np.ndarray, inputs: float, outputs: float) -> np.ndarray:
+    """One dense GEMM, tokens × inputs × outputs: launch + the larger of reading weights and computing."""
+    p = shard.parameters
+    read = inputs * outputs * shard.dense_bytes / (shard.gpu.dram_bytes_per_s * p.gemm_read_efficiency)
+    compute = 2 * tokens * inputs * outputs / (shard.gpu.bf16_flops_per_s * p.gemm_compute_efficiency)
+    return p.gemm_launch_us * 1e-6 + smooth_max(read, compute)
+
+
+def _stream(shard: Shard, tokens: np.ndarray, bytes_per_token: float) -> np.ndarray:
+    """One small kernel that reads and writes activations."""
+    p = shard.parameters
+    return (p.small_kernel_us * 1e-6
+            + tokens * bytes_per_token / (shard.gpu.dram_bytes_per_s * p.stream_efficiency))
+
+
+def experts_hit(model: ModelSpec, tokens: np.ndarray, spread: float) -> np.ndarray:
+    """Expected experts that `tokens` tokens touch: E (1 − (1 − k/E)^(spread · n)); at least the k of one token."""
+    moe = model.moe
+    hit = moe.experts * (1 - (1 - moe.top_k / moe.experts) ** (spread * tokens))
+    return np.maximum(hit, np.minimum(tokens, 1) * moe.top_k)
+
+
+def _experts(shard: Shard, tokens: np.ndarray) -> np.ndarray:
+    """A layer's expert GEMMs (up, gate, down): stored weights of the experts hit, then compute, not overlapped:
+    the measured curves are their sum, since a tile waits for its weights."""
+    p, model, moe = shard.parameters, shard.model, shard.model.moe
+    columns = math.ceil(moe.d_ff / shard.gpu_count / EXPERT_TILE) * EXPERT_TILE
+    columns = min(columns, moe.d_ff) if moe.d_ff < EXPERT_TILE else columns
+    weights = 3 * model.hidden * columns
+    read_rate = shard.gpu.dram_bytes_per_s * p.expert_read_efficiency
+    if moe.weight_bits < 16:
+        unpack = p.expert_unpack_tb_per_s * 1e12 * shard.gpu.bf16_flops_per_s / UNPACK_REFERENCE_FLOPS
+        read_rate = 1 / smooth_max(1 / read_rate, 1 / unpack)
+    read = experts_hit(model, tokens, p.expert_spread) * weights * moe.weight_bits / 8 / read_rate
+    compute = 2 * tokens * moe.top_k * weights / (shard.gpu.bf16_flops_per_s * p.expert_compute_efficiency)
+    return p.expert_launch_us * 1e-6 + read + compute
+
+
+def _route(shard: Shard, tokens: np.ndarray) -> np.ndarray:
+    """A layer's router GEMM is dense (`gemm`); here: softmax, sort, permute and combine, the same on every GPU."""
+    p, model = shard.parameters, shard.model
+    moved = p.route_passes * model.moe.top_k * model.hidden * 2
+    return p.route_launch_us * 1e-6 + tokens * moved / shard.gpu.dram_bytes_per_s
+
+
+def _allreduce(shard: Shard, tokens: np.ndarray) -> np.ndarray:
+    """One all-reduce of tokens × hidden BF16 values: latency by rank, then a ring's 2 (n − 1)/n of the message."""
+    p, ranks = shard.parameters, shard.gpu_count
+    message = tokens * shard.model.hidden * 2
+    latency = p.allreduce_latency_us + p.allreduce_rank_us * (math.log2(ranks) - 1)
+    return (latency * 1e-6
+            + message * 2 * (ranks - 1) / ranks / (shard.gpu.link_bytes_per_s * p.allreduce_efficiency))
+
+
+def token_seconds(shard: Shard, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Seconds of all layers by kernel category, for each entry of `tokens` (float array; 0 tokens cost 0)."""
+    model, layers = shard.model, shard.model.layers
+    width, kv_width = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
+    gemm = (_gemm(shard, tokens, model.hidden, width + 2 * kv_width)
+            + _gemm(shard, tokens, width, model.hidden))
+    seconds = {
+        "norm": 2 * layers * _stream(shard, tokens, 4 * model.hidden * 2),
+        "rope": layers * _stream(shard, tokens, 2 * (width + kv_width) * 2),
+        "kv": layers * _stream(shard, tokens, 2 * kv_width * (2 + model.kv_bits / 8)),
+    }
+    if model.moe:
+        seconds["moe_gemm"] = layers * _experts(shard, tokens)
+        seconds["moe_route"] = layers * _route(shard, tokens)
+        gemm = gemm + _gemm(shard, tokens, model.hidden, model.moe.experts)
+        act_columns = model.moe.top_k * model.moe.d_ff / shard.gpu_count
+    else:
+        columns = (model.d_ff or 4 * model.hidden) / shard.gpu_count
+        gemm = gemm + _gemm(shard, tokens, model.hidden, 2 * columns) + _gemm(shard, tokens, columns, model.hidden)
+        act_columns = columns
+    seconds["act"] = layers * _stream(shard, tokens, 3 * act_columns * 2)
+    seconds["gemm"] = layers * gemm
+    if shard.gpu_count > 1:
+        seconds["comm"] = 2 * layers * _allreduce(shard, tokens)
+    return {name: np.where(tokens > 0, value, 0.0) for name, value in seconds.items()}
+
+
+def logits_seconds(shard: Shard, logits: np.ndarray) -> dict[str, np.ndarray]:
+    """Seconds of the head and the sampler for each number of sampled positions (float array; 0 costs 0)."""
+    p, model = shard.parameters, shard.model
+    seconds = {
+        "gemm": _gemm(shard, logits, model.hidden, model.vocabulary / shard.gpu_count),
+        "sample": p.sample_launch_us * 1e-6 + p.sample_request_us * 1e-6 * logits,
+    }
+    return {name: np.where(logits > 0, value, 0.0) for name, value in seconds.items()}
+
+
+def attention_coefficients(shard: Shard) -> dict[str, float]:
+    """Seconds of all attention layers per unit of each `Batch` field; `step` counts once a step and `mixed` once
+    a step that holds a prompt chunk."""
+    p, model, gpu = shard.parameters, shard.model, shard.gpu
+    kv_bytes = 2 * shard.kv_heads * model.head_dim * model.kv_bits / 8
+    read = kv_bytes / (gpu.dram_bytes_per_s * p.decode_read_efficiency)
+    pair = 4 * shard.heads * model.head_dim / gpu.bf16_flops_per_s
+    return {
+        "step": model.layers * p.attention_launch_us * 1e-6,
+        "mixed": model.layers * p.attention_prefill_launch_us * 1e-6,
+        "decodes": model.layers * (p.decode_request_ns * shard.heads + p.decode_request_fixed_ns) * 1e-9,
+        "decode_context": shard.full_layers * read,
+        "decode_window": model.sliding_layers * read,
+        "prefill_tokens": model.layers * p.prefill_token_ns * shard.heads * 1e-9,
+        "prefill_pairs": shard.full_layers * pair / p.prefill_compute_efficiency,
+        "prefill_window_pairs": model.sliding_layers * pair / p.window_compute_efficiency,
+        "prefill_context": shard.full_layers * read,
+    }
