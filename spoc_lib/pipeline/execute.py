@@ -86,7 +86,8 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
                         f"{reason.splitlines()[0]}; its cells are in {output}; go on with: spoc run "
                         f"{run.state['cluster']} --run-id {run.id} --resume")
     run.set_stage(number, seconds=seconds)
-    page = html.render(output, output.with_suffix(".html"), title=f"{stage.number} {stage.title}: {run.id}")
+    siblings = {f"{s.notebook}.html": f"{s.number} {s.title}" for s in STAGES.values()}
+    page = html.render(output, output.with_suffix(".html"), f"{stage.number} {stage.title}: {run.id}", siblings)
     say(f"{number} {stage.title}: {seconds:.0f} s -> {page}")
     for finding in run.stage_state(number).get("findings", [])[:3]:
         say(f"   {finding}")

@@ -25,18 +25,16 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-def render(notebook: Path, page: Path, title: str) -> Path:
+def render(notebook: Path, page: Path, title: str, siblings: dict[str, str]) -> Path:
     """Write `page` from an executed `notebook`: markdown, tables, figures; code is there, folded.
 
-    Links to the sibling pages of the run that exist or will exist stand in the navigation.
+    `siblings` (file name -> label) are the run's other pages, linked in the navigation.
     """
     document = nbformat.read(notebook, as_version=4)
     figures = _place_figures(document)
     exporter = HTMLExporter(template_name="basic")
     body, _ = exporter.from_notebook_node(document)
-    from spoc_lib.pipeline.parameters import STAGES  # names of the sibling pages only
-
-    links = "".join(f'<a href="{s.notebook}.html">{s.number} {s.title}</a>' for s in STAGES.values())
+    links = "".join(f'<a href="{name}">{escape_html.escape(label)}</a>' for name, label in siblings.items())
     plotly = f"<script>{get_plotlyjs()}</script>" if figures else ""
     return write_text(page, _PAGE.format(title=escape_html.escape(title), style=_STYLE, plotly=plotly, body=body, links=links))
 

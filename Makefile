@@ -1,0 +1,35 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up all that it needs in .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lab lint clean
+
+help: ## this list
+	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+demo: $(VENV)/.installed ## the main job on the embedded engine: two clusters, five notebooks, one report
+	$(BIN)/spoc batch sim-4xh100 sim-2xh200 --profile quick
+
+test: $(VENV)/.installed ## the whole suite
+	$(BIN)/python -m pytest
+
+lab: $(VENV)/.installed ## JupyterLab on the notebooks
+	$(BIN)/jupyter lab --notebook-dir=. notebooks
+
+lint: $(VENV)/.installed ## ruff over the code
+	$(BIN)/ruff check spoc_lib tests benchmarks
+
+environment.yml: pyproject.toml spoc_lib/core/environment.py $(VENV)/.installed ## conda's list of packages, from pyproject.toml
+	$(BIN)/python -m spoc_lib.core.environment > $@
+
+clean: ## remove the virtual environments (outputs/ stays)
+	rm -rf .venv .venv-*
