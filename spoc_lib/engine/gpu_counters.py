@@ -2,16 +2,16 @@
 
 Both clocks of the twin use these functions: the HTTP server a second at a time, the virtual clock on arrays.
 
-    sums = activity(step_time.components(batch), batch, model, gpu_count)  # per step; floats or arrays of steps
-    sums = sums.per_window(time_s, start_s, window_s, windows)             # arrays of steps: sums per window
+    sums = activity(step_time.components(batch), batch, model, gpu_count)   # per step: floats or arrays
+    sums = sums.per_window(time_s, start_s, window_s, windows)              # arrays of steps: sums per window
     counters = GpuCounters(gpu, gpu_count, memory_used_gib)
-    values = counters.advance(sums, window_s, start_s)                     # {DCGM field: array (windows, GPUs)}
+    values = counters.advance(sums, window_s, start_s)                      # {DCGM field: (windows, GPUs)}
 
 Every quantity of `Activity` is additive over steps and means ONE GPU of the tensor-parallel group (all do the
-same, unless one is throttled). Bytes and operations follow from the model's shape and the batch alone; time on
-the SMs follows from the step model's kernel categories. The weights of `SM_COVERAGE`, the power and the thermal
-constants are assumptions of the twin, not measurements: the values agree with the step model and share its
-passport.
+same, unless one is throttled). Bytes and operations follow from the model's shape and the batch alone; time
+on the SMs follows from the step model's kernel categories. The weights of `SM_COVERAGE`, the power and the
+thermal constants are assumptions of the twin, not measurements: the values agree with the step model and
+share its passport.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ CLOCK_POWER_CAP, CLOCK_SW_THERMAL, CLOCK_HW_THERMAL = 0x4, 0x20, 0x40
 class Activity(NamedTuple):
     """What one GPU did, summed over steps: floats, or arrays of one shape.
 
-    busy_s: some kernel runs; comm_s: of it, collectives; sm_active_s: mean over SMs of the time with a resident
-    warp; read_bytes, write_bytes: DRAM traffic; tensor_flops: matrix operations; nvlink_bytes: sent = received.
+    busy_s: some kernel runs; comm_s: of it, collectives; sm_active_s: mean over SMs of the time with a
+    resident warp; read_bytes, write_bytes: DRAM traffic; tensor_flops: matrix operations; nvlink_bytes: sent
+    = received.
     """
 
     busy_s: Number
@@ -157,8 +158,9 @@ class GpuCounters:
         self._violation_ns = {"THERMAL": np.zeros(gpu_count), "POWER": np.zeros(gpu_count)}
 
     def advance(self, sums: Activity, window_s: float, start_s: float = 0.0) -> dict[str, np.ndarray]:
-        """Values at the end of each window, {DCGM field: array (windows, GPUs)}; `sums` per window (a float is
-        one window), the first from `start_s` on. Ratios 0-1, W, °C, MHz, MiB, mJ, ns, bytes/s; GPU_UTIL in %."""
+        """Values at the end of each window, {DCGM field: array (windows, GPUs)}; `sums` per window (a float
+        is one window), the first from `start_s` on. Ratios 0-1, W, °C, MHz, MiB, mJ, ns, bytes/s; GPU_UTIL
+        in %."""
         sums = Activity(*(np.atleast_1d(np.asarray(field, dtype=float)) for field in sums))
         windows, gpu = len(sums.busy_s), self._gpu
         ends = start_s + window_s * (1 + np.arange(windows))
