@@ -197,8 +197,10 @@ def find(folder: str, name_or_path: str, what: str) -> Path:
     else:
         path = data_dir() / folder / f"{name_or_path}.yaml"
     if not path.is_file():
-        raise InputError(f"unknown-{what}", f"unknown {what} '{name_or_path}': use one of {', '.join(names(folder))}"
-                         f" or the path of a YAML file")
+        raise InputError(
+            f"unknown-{what}",
+            f"unknown {what} '{name_or_path}': use one of {', '.join(names(folder))} or the path of a YAML file",
+        )
     return path
 
 

@@ -10,7 +10,9 @@ from spoc_lib.cli.output import JsonOption, emit
 
 Profile = Annotated[str, typer.Option(help="how much work: quick, standard, paper, or a YAML file")]
 Seed = Annotated[int, typer.Option(min=0, help="seed of workload and search")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="a notebook parameter; repeatable")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="a notebook parameter; repeatable")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,16 +43,29 @@ def run(
 
     stages = choose_stages(only, start)
     done = run_cluster(
-        cluster, profile=profile, seed=seed, stages=stages, settings=split_settings(settings or [], stages),
-        run_id=run_id, resume=resume, say=_say(json))
-    emit({"run": done.id, "folder": str(done.folder), "stages": done.state["stages"]}, json, f"done: {done.folder}")
+        cluster,
+        profile=profile,
+        seed=seed,
+        stages=stages,
+        settings=split_settings(settings or [], stages),
+        run_id=run_id,
+        resume=resume,
+        say=_say(json),
+    )
+    emit(
+        {"run": done.id, "folder": str(done.folder), "stages": done.state["stages"]},
+        json,
+        f"done: {done.folder}",
+    )
 
 
 def batch(
     clusters: Annotated[list[str], typer.Argument(help="clusters to run and compare")],
     profile: Profile = "quick",
     seed: Seed = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="clusters at a time; on one machine they disturb each other's clocks")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="clusters at a time; on one machine they disturb each other's clocks")
+    ] = 1,
     settings: Settings = None,
     json: JsonOption = None,
 ) -> None:
@@ -64,7 +79,13 @@ def batch(
 
     say = _say(json)
     split_settings(settings or [], ["01", "02", "03", "04"])
-    arguments = ["--profile", profile, "--seed", str(seed), *(w for s in settings or [] for w in ("--set", s))]
+    arguments = [
+        "--profile",
+        profile,
+        "--seed",
+        str(seed),
+        *(w for s in settings or [] for w in ("--set", s)),
+    ]
     outcomes = run_batch(clusters, arguments, jobs=jobs, say=say)
     finished = [o.run for o in outcomes if o.status == 0 and o.run]
     comparison = make_report(finished, profile=profile, say=say) if finished else None

@@ -1,6 +1,6 @@
 """`environment.yml` for conda, generated from pyproject.toml so that there is one list of packages.
 
-    python -m spoc_lib.core.environment > environment.yml
+python -m spoc_lib.core.environment > environment.yml
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+# fmt: off
 _s, _i32, _i64, _f, _b = pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.bool_()
 
 

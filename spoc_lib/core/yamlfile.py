@@ -28,7 +28,8 @@ def parse(model: type[Model], value: object, where: str) -> Model:
         field = ".".join(str(part) for part in first["loc"]) or "(top level)"
         given = "" if first["type"] in ("missing", "extra_forbidden") else f" (given: {first['input']!r:.80})"
         wanted = {"missing": "this field is required", "extra_forbidden": "no such field"}.get(
-            first["type"], first["msg"].removeprefix("Value error, "))
+            first["type"], first["msg"].removeprefix("Value error, ")
+        )
         more = f"; {error.error_count() - 1} more faults" if error.error_count() > 1 else ""
         raise InputError("bad-field", f"{where}: field '{field}': {wanted}{given}{more}") from error
 

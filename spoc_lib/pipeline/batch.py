@@ -42,8 +42,22 @@ def _run_one(cluster: str, arguments: list[str], say: Say) -> Outcome:
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch) / "run.json"
         process = subprocess.Popen(
-            [sys.executable, "-m", "spoc_lib", "run", cluster, "--only", "01,02,03,04", "--json", str(answer), *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            [
+                sys.executable,
+                "-m",
+                "spoc_lib",
+                "run",
+                cluster,
+                "--only",
+                "01,02,03,04",
+                "--json",
+                str(answer),
+                *arguments,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         last = ""
         try:
             for line in process.stdout:
@@ -63,17 +77,27 @@ def report(runs: list[str], *, profile: str, say: Say, run_id: str = "") -> Run:
     opened = [Run.open(run) for run in runs]
     for run in opened:
         if run.stage_state("03")["state"] != "done":
-            raise GateError("nothing-to-report", f"run '{run.id}' has no finished sweep: spoc run "
-                            f"{run.state['cluster']} --run-id {run.id} --resume")
+            raise GateError(
+                "nothing-to-report",
+                f"run '{run.id}' has no finished sweep: spoc run {run.state['cluster']} --run-id {run.id} --resume",
+            )
     cluster = opened[0].state["cluster"]
-    parameters = {"cluster": opened[0].stage_state("03")["parameters"]["cluster"], "profile": profile,
-                  "runs": ",".join(str(run.folder) for run in opened)}
+    parameters = {
+        "cluster": opened[0].stage_state("03")["parameters"]["cluster"],
+        "profile": profile,
+        "runs": ",".join(str(run.folder) for run in opened),
+    }
     check("05", parameters)
-    comparison = Run.create("report", run_id, {"cluster": cluster if len(opened) == 1 else "comparison",
-                                               "profile": profile, "runs": [run.id for run in opened]})
+    comparison = Run.create(
+        "report",
+        run_id,
+        {
+            "cluster": cluster if len(opened) == 1 else "comparison",
+            "profile": profile,
+            "runs": [run.id for run in opened],
+        },
+    )
     with comparison.exclusive():
         execute(comparison, "05", parameters, say)
     index.rebuild(outputs_dir())
     return comparison
-
-

@@ -65,9 +65,14 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
     with _watch(run, number, say):
         try:
             papermill.execute_notebook(
-                str(notebooks_dir() / f"{stage.notebook}.ipynb"), str(output), progress_bar=False,
-                parameters={**parameters, "run_dir": str(run.folder)}, kernel_name="python3",
-                cwd=str(notebooks_dir()), start_timeout=120)
+                str(notebooks_dir() / f"{stage.notebook}.ipynb"),
+                str(output),
+                progress_bar=False,
+                parameters={**parameters, "run_dir": str(run.folder)},
+                kernel_name="python3",
+                cwd=str(notebooks_dir()),
+                start_timeout=120,
+            )
         except PapermillExecutionError as error:
             reason = f"{error.ename}: {error.evalue}"
         except KeyboardInterrupt:
@@ -82,9 +87,12 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
         run.set_stage(number, state="failed", reason=reason, seconds=seconds)
         if reason.startswith("InputError"):
             raise InputError("stage-refused", f"notebook {number}: {reason.partition(': ')[2]}")
-        raise GateError("stage-failed", f"notebook {number} ({stage.title}) failed after {seconds:.0f} s: "
-                        f"{reason.splitlines()[0]}; its cells are in {output}; go on with: spoc run "
-                        f"{run.state['cluster']} --run-id {run.id} --resume")
+        raise GateError(
+            "stage-failed",
+            f"notebook {number} ({stage.title}) failed after {seconds:.0f} s: "
+            f"{reason.splitlines()[0]}; its cells are in {output}; go on with: spoc run "
+            f"{run.state['cluster']} --run-id {run.id} --resume",
+        )
     run.set_stage(number, seconds=seconds)
     siblings = {f"{s.notebook}.html": f"{s.number} {s.title}" for s in STAGES.values()}
     page = html.render(output, output.with_suffix(".html"), f"{stage.number} {stage.title}: {run.id}", siblings)
@@ -120,8 +128,17 @@ class _watch:
                     last = text
 
 
-def run_cluster(cluster_name: str, *, profile: str, seed: int, stages: list[str], settings: dict[str, dict[str, Any]],
-                run_id: str = "", resume: bool = False, say: Say) -> Run:
+def run_cluster(
+    cluster_name: str,
+    *,
+    profile: str,
+    seed: int,
+    stages: list[str],
+    settings: dict[str, dict[str, Any]],
+    run_id: str = "",
+    resume: bool = False,
+    say: Say,
+) -> Run:
     """`spoc run`: create or reopen the run of one cluster and execute its stages."""
     cluster = config.load_cluster(cluster_name)
     config.load_profile(profile)

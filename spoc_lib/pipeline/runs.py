@@ -44,8 +44,10 @@ class Run:
                 folder.mkdir()
             except FileExistsError:
                 if run_id:
-                    raise InputError("run-exists", f"run '{run_id}' exists: choose another --run-id, or add "
-                                     "--resume to go on with it") from None
+                    raise InputError(
+                        "run-exists",
+                        f"run '{run_id}' exists: choose another --run-id, or add --resume to go on with it",
+                    ) from None
                 continue
             run = cls(folder)
             anchor = Anchor.now()
@@ -67,7 +69,9 @@ class Run:
         """The newest run of a cluster, for `--resume`."""
         runs = [run for run in cls.all() if run.state.get("cluster") == cluster]
         if not runs:
-            raise InputError("nothing-to-resume", f"there is no run of cluster '{cluster}' to resume: leave out --resume")
+            raise InputError(
+                "nothing-to-resume", f"there is no run of cluster '{cluster}' to resume: leave out --resume"
+            )
         return max(runs, key=lambda run: run.state["anchor"]["wall_s"])
 
     @classmethod
@@ -100,6 +104,8 @@ class Run:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InputError("run-busy", f"another process is working on run '{self.id}': wait for it or "
-                                 "choose another --run-id") from None
+                raise InputError(
+                    "run-busy",
+                    f"another process is working on run '{self.id}': wait for it or choose another --run-id",
+                ) from None
             yield

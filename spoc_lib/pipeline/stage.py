@@ -59,8 +59,13 @@ class Stage:
 
         limit = self.cluster.flags.get("max_model_len") or config.load_model(self.cluster.model).max_model_len
         return lambda salt: build_script(
-            self.personas, self.seed, salt=salt, gap_cap_s=self.gap_cap_s, start=self.profile.start,
-            context_limit=int(limit))
+            self.personas,
+            self.seed,
+            salt=salt,
+            gap_cap_s=self.gap_cap_s,
+            start=self.profile.start,
+            context_limit=int(limit),
+        )
 
     def result_of(self, number: str) -> dict[str, Any] | None:
         """The result of a finished stage of this run, or None."""
@@ -80,7 +85,11 @@ class Stage:
     def flags_origin(self) -> str:
         if getattr(self.parameters, "flags", ""):
             return "given as parameter"
-        return "best of the NSGA-II search of this run" if self.result_of("02") else "vLLM's defaults (no search in this run)"
+        return (
+            "best of the NSGA-II search of this run"
+            if self.result_of("02")
+            else "vLLM's defaults (no search in this run)"
+        )
 
     def progress(self, text: str, fraction: float | None = None) -> None:
         """Tell whoever watches the run; at most five times a second, and never into the notebook."""
@@ -91,16 +100,26 @@ class Stage:
 
     def finish(self, result: dict[str, Any], findings: list[str]) -> None:
         """Store the stage's result with its findings and provenance, and mark the stage done."""
-        record = {**result, "findings": findings, "provenance": provenance.collect(
-            self.cluster, self.profile, self.parameters.model_dump(), time.monotonic() - self.started_s)}
+        record = {
+            **result,
+            "findings": findings,
+            "provenance": provenance.collect(
+                self.cluster, self.profile, self.parameters.model_dump(), time.monotonic() - self.started_s
+            ),
+        }
         write_json(self.folder / "result.json", record)
         self.run.set_stage(self.number, state="done", finished_wall_s=time.time(), findings=findings)
 
     def _repr_html_(self) -> str:
         rows = {
-            "cluster": self.cluster.title, "run": self.run.id, "profile": f"{self.profile.name}: {self.profile.title}",
-            "parameters": ", ".join(f"{k}={v}" for k, v in self.parameters.model_dump().items()
-                                    if v not in ("", 0, 0.0) and k not in ("cluster", "profile", "run_dir")),
+            "cluster": self.cluster.title,
+            "run": self.run.id,
+            "profile": f"{self.profile.name}: {self.profile.title}",
+            "parameters": ", ".join(
+                f"{k}={v}"
+                for k, v in self.parameters.model_dump().items()
+                if v not in ("", 0, 0.0) and k not in ("cluster", "profile", "run_dir")
+            ),
             "numbers": "SIMULATED by the embedded engine" if self.cluster.simulated else "measured on a real engine",
         }
         cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items())
@@ -129,7 +148,9 @@ def begin(number: str, namespace: dict[str, Any]) -> Stage:
     if parameters.run_dir:
         run = Run.open(parameters.run_dir)
     else:
-        run = Run.create(cluster.name, facts={"cluster": cluster.name, "profile": profile.name, "seed": parameters.seed})
+        run = Run.create(
+            cluster.name, facts={"cluster": cluster.name, "profile": profile.name, "seed": parameters.seed}
+        )
     stage = Stage(number, run, parameters, cluster, profile)
     stage.folder.mkdir(exist_ok=True)
     (stage.folder / "result.json").unlink(missing_ok=True)

@@ -36,7 +36,10 @@ def render(notebook: Path, page: Path, title: str, siblings: dict[str, str]) -> 
     body, _ = exporter.from_notebook_node(document)
     links = "".join(f'<a href="{name}">{escape_html.escape(label)}</a>' for name, label in siblings.items())
     plotly = f"<script>{get_plotlyjs()}</script>" if figures else ""
-    return write_text(page, _PAGE.format(title=escape_html.escape(title), style=_STYLE, plotly=plotly, body=body, links=links))
+    return write_text(
+        page,
+        _PAGE.format(title=escape_html.escape(title), style=_STYLE, plotly=plotly, body=body, links=links),
+    )
 
 
 def _place_figures(document: nbformat.NotebookNode) -> int:
@@ -50,10 +53,13 @@ def _place_figures(document: nbformat.NotebookNode) -> int:
                 payload = json.dumps({"data": figure["data"], "layout": figure["layout"]}).replace("</", "<\\/")
                 alt = escape_html.escape(_alt(figure))
                 height = int(figure["layout"].get("height") or 380)
-                output["data"] = {"text/html": (
-                    f'<div id="figure-{count}" class="figure" role="img" aria-label="{alt}" style="height:{height}px"></div>'
-                    f"<script>(function(){{const f={payload};Plotly.newPlot('figure-{count}',f.data,f.layout,"
-                    "{responsive:true,displaylogo:false});})();</script>")}
+                output["data"] = {
+                    "text/html": (
+                        f'<div id="figure-{count}" class="figure" role="img" aria-label="{alt}" style="height:{height}px"></div>'
+                        f"<script>(function(){{const f={payload};Plotly.newPlot('figure-{count}',f.data,f.layout,"
+                        "{responsive:true,displaylogo:false});})();</script>"
+                    )
+                }
                 count += 1
     return count
 

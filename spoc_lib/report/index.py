@@ -32,11 +32,15 @@ def rebuild(outputs: Path) -> Path:
     style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     rows = "".join(_row(path.parent) for path in sorted(outputs.glob("*/run.json"), reverse=True))
     head = "".join(f'<th tabindex="0" role="button">{name}</th>' for name in _HEAD)
-    return write_text(outputs / "index.html", (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>SPOC runs</title><style>{style}'
-        f"th{{cursor:pointer}}</style></head><body><main><h1>Runs</h1><p>Newest first; a click on a heading sorts.</p>"
-        f'<div class="spoc-scroll"><table class="spoc-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-        f"</div></main><script>{_SORT}</script></body></html>"))
+    return write_text(
+        outputs / "index.html",
+        (
+            f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>SPOC runs</title><style>{style}'
+            f"th{{cursor:pointer}}</style></head><body><main><h1>Runs</h1><p>Newest first; a click on a heading sorts.</p>"
+            f'<div class="spoc-scroll"><table class="spoc-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+            f"</div></main><script>{_SORT}</script></body></html>"
+        ),
+    )
 
 
 def _row(folder: Path) -> str:
@@ -61,7 +65,7 @@ def _capacity(folder: Path) -> tuple[str, str, str]:
     users = answer.get("max_users")
     label = "simulated" if answer.get("simulated") else "measured"
     shown = f"{users} ({label})" if users is not None else "unresolved"
-    slo = (answer.get("binding_slo") or {})
+    slo = answer.get("binding_slo") or {}
     stop = " ".join(str(slo[k]) for k in ("persona", "metric") if k in slo)
     flags = ", ".join(f"{k}={v}" for k, v in (answer.get("flags") or {}).items())
     return shown, stop or "–", flags or "defaults"

@@ -14,8 +14,21 @@ from typing import Any
 import spoc_lib
 from spoc_lib.config import Cluster, Profile, load_gpu, load_model
 
-PACKAGES = ("jupyterlab", "papermill", "optuna", "locust", "aiohttp", "pandas", "plotly", "nvtx",
-            "prometheus-api-client", "datasets", "numpy", "numba", "pyarrow")
+PACKAGES = (
+    "jupyterlab",
+    "papermill",
+    "optuna",
+    "locust",
+    "aiohttp",
+    "pandas",
+    "plotly",
+    "nvtx",
+    "prometheus-api-client",
+    "datasets",
+    "numpy",
+    "numba",
+    "pyarrow",
+)
 
 
 def collect(cluster: Cluster, profile: Profile, parameters: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -26,8 +39,12 @@ def collect(cluster: Cluster, profile: Profile, parameters: dict[str, Any], seco
         "python": platform.python_version(),
         "packages": package_versions(),
         "client": client_hardware(),
-        "server": {"hardware": cluster.hardware.model_dump(), "gpu": load_gpu(cluster.hardware.gpu).title,
-                   "engine": cluster.engine.kind, "model": load_model(cluster.model).name},
+        "server": {
+            "hardware": cluster.hardware.model_dump(),
+            "gpu": load_gpu(cluster.hardware.gpu).title,
+            "engine": cluster.engine.kind,
+            "model": load_model(cluster.model).name,
+        },
         "flags_fixed": cluster.flags,
         "profile": profile.model_dump(),
         "parameters": {k: v for k, v in parameters.items() if k != "run_dir"},
@@ -57,7 +74,11 @@ def client_hardware() -> dict[str, Any]:
             if line.startswith("model name"):
                 cpu = line.partition(":")[2].strip()
                 break
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "system": f"{platform.system()} {platform.release()}"}
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()}",
+    }
 
 
 @cache
@@ -72,5 +93,6 @@ def git_state() -> str:
 
 
 def _git(root: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True,
-                          timeout=10).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
+    ).stdout.strip()

@@ -9,7 +9,14 @@ import plotly.graph_objects as go
 import plotly.io as pio
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#B8A800", "#8A8F98",
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#B8A800",
+    "#8A8F98",
 )
 SERIES = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, GREY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -22,10 +29,19 @@ DRIVERS = {"virtual": BLUE, "locust": RED}
 
 #: Kernel categories in the order of the legend, with what a reader calls them.
 KERNELS = {
-    "attn": ("FlashAttention", BLUE), "moe_gemm": ("MoE expert GEMM", ORANGE), "moe_route": ("MoE routing", YELLOW),
-    "gemm": ("dense GEMM", GREEN), "comm": ("collectives", RED), "norm": ("norm", SKY), "rope": ("RoPE", PURPLE),
-    "kv": ("KV write", "#7A5195"), "act": ("activation", "#A3BE8C"), "sample": ("sampling", "#B48EAD"),
-    "mem": ("copies", "#5E81AC"), "other": ("other", GREY), "idle": ("idle", "#D9DCE1"),
+    "attn": ("FlashAttention", BLUE),
+    "moe_gemm": ("MoE expert GEMM", ORANGE),
+    "moe_route": ("MoE routing", YELLOW),
+    "gemm": ("dense GEMM", GREEN),
+    "comm": ("collectives", RED),
+    "norm": ("norm", SKY),
+    "rope": ("RoPE", PURPLE),
+    "kv": ("KV write", "#7A5195"),
+    "act": ("activation", "#A3BE8C"),
+    "sample": ("sampling", "#B48EAD"),
+    "mem": ("copies", "#5E81AC"),
+    "other": ("other", GREY),
+    "idle": ("idle", "#D9DCE1"),
 }
 
 _INK = "#6B7280"  # readable on white and on near-black
@@ -34,16 +50,34 @@ _GRID = "rgba(128,134,145,0.25)"
 
 def activate() -> None:
     """Make the workbench's template the default, and figures a MIME bundle that JupyterLab and our HTML both draw."""
-    axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GRID, "ticks": "outside", "title_standoff": 8,
-            "automargin": True}
+    axis = {
+        "gridcolor": _GRID,
+        "zerolinecolor": _GRID,
+        "linecolor": _GRID,
+        "ticks": "outside",
+        "title_standoff": 8,
+        "automargin": True,
+    }
     pio.templates["spoc"] = go.layout.Template(
         layout=go.Layout(
-            font={"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13, "color": _INK},
-            colorway=list(SERIES), paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-            xaxis=axis, yaxis=axis, margin={"l": 64, "r": 24, "t": 48, "b": 48}, height=380,
-            legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}, hovermode="closest",
-            scene={name: {"gridcolor": _GRID, "backgroundcolor": "rgba(0,0,0,0)", "color": _INK}
-                   for name in ("xaxis", "yaxis", "zaxis")},
+            font={
+                "family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif",
+                "size": 13,
+                "color": _INK,
+            },
+            colorway=list(SERIES),
+            paper_bgcolor="rgba(0,0,0,0)",
+            plot_bgcolor="rgba(0,0,0,0)",
+            xaxis=axis,
+            yaxis=axis,
+            margin={"l": 64, "r": 24, "t": 48, "b": 48},
+            height=380,
+            legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+            hovermode="closest",
+            scene={
+                name: {"gridcolor": _GRID, "backgroundcolor": "rgba(0,0,0,0)", "color": _INK}
+                for name in ("xaxis", "yaxis", "zaxis")
+            },
             title={"x": 0, "xanchor": "left", "font": {"size": 15}},
         )
     )

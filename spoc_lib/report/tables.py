@@ -82,13 +82,20 @@ class Table:
         head = "".join(f"<th>{html.escape(label(c))}</th>" for c in self.columns)
         rows = []
         for record in self.frame.to_dict("records"):
-            mark = ' class="mark"' if self.highlight and record[self.highlight] is not None and record[self.highlight] else ""
+            mark = (
+                ' class="mark"'
+                if self.highlight and record[self.highlight] is not None and record[self.highlight]
+                else ""
+            )
             cells = "".join(
                 f'<td class="{"num" if isinstance(record[c], (int, float)) else "txt"}">{html.escape(cell(c, record[c]))}</td>'
-                for c in self.columns)
+                for c in self.columns
+            )
             rows.append(f"<tr{mark}>{cells}</tr>")
-        return (f'<div class="spoc-scroll"><table class="spoc-table"><thead><tr>{head}</tr></thead>'
-                f'<tbody>{"".join(rows)}</tbody></table></div>')
+        return (
+            f'<div class="spoc-scroll"><table class="spoc-table"><thead><tr>{head}</tr></thead>'
+            f"<tbody>{''.join(rows)}</tbody></table></div>"
+        )
 
     def __repr__(self) -> str:
         return self.frame[self.columns].to_string(index=False)

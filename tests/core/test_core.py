@@ -79,8 +79,15 @@ def test_a_killed_appender_loses_only_what_was_not_flushed(tmp_path):
     assert tables.read_table(path, SCHEMA)["x"].tolist() == [1]
 
 
-@pytest.mark.parametrize("folder, load", [("clusters", config.load_cluster), ("models", config.load_model),
-                                          ("gpus", config.load_gpu), ("profiles", config.load_profile)])
+@pytest.mark.parametrize(
+    "folder, load",
+    [
+        ("clusters", config.load_cluster),
+        ("models", config.load_model),
+        ("gpus", config.load_gpu),
+        ("profiles", config.load_profile),
+    ],
+)
 def test_everything_that_ships_loads(folder, load):
     names = [n for n in config.names(folder) if "calibration" not in n]
     assert names
@@ -88,13 +95,16 @@ def test_everything_that_ships_loads(folder, load):
         assert load(name).name == name
 
 
-@pytest.mark.parametrize("change, words", [
-    ("hardware: {gpu: h100-sxm, count: 4}", None),
-    ("hardware: {gpu: h100-sxm, count: 0}", "hardware.count"),
-    ("hardware: {gpu: h100-sxm, cuont: 4}", "hardware"),
-    ("hardware: [broken", "not valid YAML"),
-    ("hardware: {gpu: b9000, count: 4}", "unknown gpu 'b9000'"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ("hardware: {gpu: h100-sxm, count: 4}", None),
+        ("hardware: {gpu: h100-sxm, count: 0}", "hardware.count"),
+        ("hardware: {gpu: h100-sxm, cuont: 4}", "hardware"),
+        ("hardware: [broken", "not valid YAML"),
+        ("hardware: {gpu: b9000, count: 4}", "unknown gpu 'b9000'"),
+    ],
+)
 def test_a_fault_in_a_cluster_file_is_one_sentence_that_names_the_field(tmp_path, change, words):
     text = (ROOT / "data/clusters/sim-4xh100.yaml").read_text().replace("hardware: {gpu: h100-sxm, count: 4}", change)
     path = tmp_path / "mine.yaml"
@@ -113,7 +123,9 @@ def test_the_default_slos_stand():
     for name in ("sim-4xh100", "sim-2xh200"):
         slos = config.load_cluster(name).slos
         assert [(s.persona, s.metric, s.percentile, s.limit_s) for s in slos] == [
-            ("all", "ttft", 95, 5.0), ("all", "itl", 95, 0.05)]
+            ("all", "ttft", 95, 5.0),
+            ("all", "itl", 95, 0.05),
+        ]
 
 
 def test_environment_yml_agrees_with_pyproject():

@@ -1,0 +1,131 @@
+"""Figures of the search: the Pareto front in three dimensions and in pairs, its growth, what mattered."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from spoc_lib.report import style
+from spoc_lib.report.tables import column, label
+
+OBJECTIVES = ("output_tokens_per_s", "ttft_p95_s", "itl_p95_s")
+
+
+def _groups(trials: pd.DataFrame, knee: int | None):
+    """(name, rows, marker) of the groups that every scatter shows."""
+    done = trials[trials["state"] == "complete"]
+    front = done["on_front"].fillna(False).astype(bool)
+    feasible = done["violation"].fillna(0) <= 0
+    yield "misses an SLO", done[~feasible], {"color": style.GREY, "symbol": "x", "size": 7}
+    yield "meets the SLOs", done[feasible & ~front], {"color": style.SKY, "symbol": "circle", "size": 8}
+    yield "Pareto front", done[front], {"color": style.BLUE, "symbol": "circle", "size": 10}
+    yield "vLLM's defaults", done[done["trial"] == 0], {"color": style.ORANGE, "symbol": "square", "size": 11}
+    if knee is not None:
+        yield "knee", done[done["trial"] == knee], {"color": style.RED, "symbol": "diamond", "size": 12}
+
+
+def _hover(rows: pd.DataFrame) -> list[str]:
+    return [
+        f"trial {t}<br>" + "<br>".join(f"{k} = {v}" for k, v in json.loads(f).items())
+        for t, f in zip(rows["trial"], rows["flags"], strict=True)
+    ]
+
+
+def pareto_3d(trials: pd.DataFrame, knee: int | None) -> go.Figure:
+    """All trials in the space of the three objectives. `trials`: table TRIALS."""
+    figure = go.Figure()
+    for name, rows, marker in _groups(trials, knee):
+        x, y, z = (rows[n] * column(n).scale for n in OBJECTIVES)
+        figure.add_scatter3d(
+            x=x,
+            y=y,
+            z=z,
+            mode="markers",
+            name=name,
+            marker={**marker, "size": marker["size"] * 0.6},
+            text=_hover(rows),
+            hovertemplate="%{text}<br>%{x:.0f} tokens/s, %{y:.2f} s, %{z:.1f} ms<extra></extra>",
+        )
+    axes = dict(zip(("xaxis", "yaxis", "zaxis"), ({"title": {"text": label(n)}} for n in OBJECTIVES), strict=True))
+    return figure.update_layout(scene=axes, height=560, title="Trials in the space of the three objectives")
+
+
+def pareto_pairs(trials: pd.DataFrame, knee: int | None) -> go.Figure:
+    """The same trials, two objectives at a time."""
+    pairs = (
+        ("ttft_p95_s", "output_tokens_per_s"),
+        ("itl_p95_s", "output_tokens_per_s"),
+        ("ttft_p95_s", "itl_p95_s"),
+    )
+    figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.09)
+    for name, rows, marker in _groups(trials, knee):
+        for position, (x, y) in enumerate(pairs, 1):
+            figure.add_scatter(
+                x=rows[x] * column(x).scale,
+                y=rows[y] * column(y).scale,
+                mode="markers",
+                name=name,
+                marker=marker,
+                legendgroup=name,
+                showlegend=position == 1,
+                text=_hover(rows),
+                hovertemplate="%{text}<extra></extra>",
+                row=1,
+                col=position,
+            )
+    for position, (x, y) in enumerate(pairs, 1):
+        figure.update_xaxes(title_text=label(x), row=1, col=position)
+        figure.update_yaxes(title_text=label(y), row=1, col=position)
+    return figure.update_layout(title="The front, two objectives at a time")
+
+
+def hypervolume(trials: pd.DataFrame) -> go.Figure:
+    """Hypervolume that the feasible front dominates, trial by trial."""
+    rows = trials.dropna(subset=["hypervolume"])
+    figure = go.Figure(
+        go.Scatter(x=rows["trial"], y=rows["hypervolume"], mode="lines", line={"shape": "hv", "color": style.BLUE})
+    )
+    return figure.update_layout(title="Hypervolume by trial", xaxis_title="trial", yaxis_title=label("hypervolume"))
+
+
+def importances(table: pd.DataFrame) -> go.Figure:
+    """Share of each flag in each objective's variance. `table`: columns flag, objective, importance."""
+    figure = go.Figure()
+    for position, (objective, part) in enumerate(table.groupby("objective", sort=False)):
+        figure.add_bar(
+            y=part["flag"],
+            x=part["importance"],
+            orientation="h",
+            name=column(str(objective)).label,
+            marker={"color": style.SERIES[position], "pattern": {"shape": style.PATTERNS[position]}},
+        )
+    return figure.update_layout(
+        barmode="group",
+        title="Which flags mattered",
+        xaxis_title="importance (fANOVA)",
+        height=140 + 60 * table["flag"].nunique(),
+    )
+
+
+def slices(trials: pd.DataFrame, flag: str = "max_num_batched_tokens") -> go.Figure:
+    """TTFT and ITL against one flag: the chunked-prefill trade-off."""
+    done = trials[trials["state"] == "complete"]
+    values = done["flags"].map(lambda text: json.loads(text).get(flag))
+    figure = make_subplots(rows=1, cols=2, subplot_titles=[label("ttft_p95_s"), label("itl_p95_s")])
+    for position, name in enumerate(("ttft_p95_s", "itl_p95_s"), 1):
+        figure.add_scatter(
+            x=values,
+            y=done[name] * column(name).scale,
+            mode="markers",
+            text=_hover(done),
+            marker={"color": style.SERIES[position - 1], "size": 8, "symbol": style.MARKERS[position - 1]},
+            hovertemplate="%{text}<extra></extra>",
+            row=1,
+            col=position,
+            showlegend=False,
+        )
+    figure.update_xaxes(title_text=flag, type="log")
+    return figure.update_layout(title=f"The chunked-prefill trade-off: latency against {flag}")

@@ -1,0 +1,232 @@
+"""Figures of the concurrency sweep: latency against users, where users are, the run's timeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from spoc_lib.config import Slo
+from spoc_lib.report import style
+from spoc_lib.report.tables import column, label
+
+
+def ladder(rungs: pd.DataFrame, slos: Sequence[Slo], capacity: dict) -> go.Figure:
+    """Latency percentiles against users, one panel a metric that has an SLO; the limit dashed, the capacity's
+    interval shaded. Filled markers: virtual clock; open: real HTTP. `rungs`: table RUNGS."""
+    overall = [s for s in slos if s.persona == "all" and s.metric in ("ttft", "itl", "tpot")] or list(slos)[:2]
+    names = [f"{s.metric}_p{s.percentile:g}_s" for s in overall]
+    shown = [(s, n) for s, n in zip(overall, names, strict=True) if n in rungs]
+    figure = make_subplots(rows=1, cols=max(1, len(shown)), subplot_titles=[label(n) for _, n in shown])
+    for position, (slo, name) in enumerate(shown, 1):
+        scale = column(name).scale
+        for driver, part in rungs.sort_values("users").groupby("driver"):
+            mean = part.groupby("users")[name].median() * scale
+            figure.add_scatter(
+                x=part["users"],
+                y=part[name] * scale,
+                mode="markers",
+                row=1,
+                col=position,
+                name=str(driver),
+                legendgroup=str(driver),
+                showlegend=position == 1,
+                marker={
+                    "size": 10,
+                    "symbol": "circle" if driver == "virtual" else "diamond-open",
+                    "line": {"width": 2},
+                    "color": [style.VERDICTS.get(v, style.GREY) for v in part["verdict"]],
+                },
+                customdata=part[["verdict", "reason"]],
+                hovertemplate="%{x} users: %{y:.3g}<br>%{customdata[0]} %{customdata[1]}",
+            )
+            if driver == "virtual":
+                figure.add_scatter(
+                    x=mean.index,
+                    y=mean,
+                    mode="lines",
+                    line={"color": style.GREY, "width": 1},
+                    row=1,
+                    col=position,
+                    showlegend=False,
+                    hoverinfo="skip",
+                )
+        figure.add_hline(
+            y=slo.limit_s * scale,
+            line={"color": style.RED, "dash": "dash", "width": 1.5},
+            row=1,
+            col=position,
+            annotation_text="limit",
+            annotation_position="top left",
+        )
+        interval = capacity.get("interval") or []
+        if len(interval) == 2:
+            figure.add_vrect(
+                x0=interval[0],
+                x1=interval[1],
+                fillcolor=style.BLUE,
+                opacity=0.15,
+                line_width=0,
+                row=1,
+                col=position,
+            )
+    figure.update_xaxes(title_text="live users")
+    figure.update_yaxes(rangemode="tozero")
+    return figure.update_layout(title="Latency against users")
+
+
+def users(rungs: pd.DataFrame) -> go.Figure:
+    """Where the users of each rung are: thinking, or waiting for and reading an answer."""
+    part = rungs[rungs["driver"] == rungs["driver"].iloc[0]].sort_values("users").drop_duplicates("users", keep="last")
+    x = part["users"].astype(str)
+    figure = go.Figure(
+        [
+            go.Bar(
+                x=x,
+                y=part["in_flight_users"],
+                name="in flight",
+                marker={"color": style.ORANGE, "pattern": {"shape": "/"}},
+            ),
+            go.Bar(x=x, y=part["thinking_users"], name="thinking", marker={"color": style.BLUE}),
+        ]
+    )
+    return figure.update_layout(
+        barmode="stack",
+        title="Live users: thinking or in flight",
+        xaxis_title="users of the rung",
+        yaxis_title="users, time average",
+    )
+
+
+def throughput(rungs: pd.DataFrame) -> go.Figure:
+    """Output tokens/s and prefix-cache hits against users."""
+    figure = make_subplots(
+        rows=1,
+        cols=2,
+        subplot_titles=[label("output_tokens_per_s"), label("cached_ratio") + ", " + label("kv_usage_ratio")],
+    )
+    for position, (driver, part) in enumerate(rungs.sort_values("users").groupby("driver")):
+        colour, dash = style.DRIVERS.get(str(driver), style.GREY), style.DASHES[position]
+        figure.add_scatter(
+            x=part["users"],
+            y=part["output_tokens_per_s"],
+            mode="lines+markers",
+            name=f"output, {driver}",
+            line={"color": colour, "dash": dash},
+            row=1,
+            col=1,
+        )
+        for name, tone in (("cached_ratio", style.GREEN), ("kv_usage_ratio", style.PURPLE)):
+            figure.add_scatter(
+                x=part["users"],
+                y=part[name] * 100,
+                mode="lines+markers",
+                name=f"{column(name).label}, {driver}",
+                line={"color": tone, "dash": dash},
+                row=1,
+                col=2,
+            )
+    figure.update_xaxes(title_text="live users")
+    figure.update_yaxes(rangemode="tozero")
+    return figure.update_layout(title="Throughput and cache against users")
+
+
+#: Panels of the timeline: title, unit factor, metrics.
+PANELS = (
+    ("requests", 1, ("vllm:num_requests_running", "vllm:num_requests_waiting")),
+    ("KV in use (%)", 100, ("vllm:kv_cache_usage_perc",)),
+    (
+        "GPU activity (%)",
+        100,
+        ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
+    ),
+    ("power (W)", 1, ("DCGM_FI_DEV_POWER_USAGE",)),
+    ("SM clock (MHz)", 1, ("DCGM_FI_DEV_SM_CLOCK",)),
+)
+
+
+def timeline(metrics: pd.DataFrame, window: tuple[float, float] | None = None) -> go.Figure:
+    """vLLM's gauges and the GPU counters on one clock. `metrics`: table METRICS; `window`: the steady part, shaded."""
+    panels = [(title, factor, [n for n in names if (metrics["metric"] == n).any()]) for title, factor, names in PANELS]
+    panels = [p for p in panels if p[2]]
+    if not panels:
+        return go.Figure(layout={"title": "No telemetry was recorded for this rung"})
+    figure = make_subplots(
+        rows=len(panels),
+        cols=1,
+        shared_xaxes=True,
+        vertical_spacing=0.05,
+        subplot_titles=[p[0] for p in panels],
+    )
+    start = metrics["time_s"].min()
+    for row, (_, factor, names) in enumerate(panels, 1):
+        for colour, name in zip(style.SERIES, names, strict=False):
+            for position, (labels, series) in enumerate(
+                metrics[metrics["metric"] == name].groupby("labels", sort=True)
+            ):
+                gpu = json.loads(labels).get("gpu")
+                short = name.split(":")[-1].removeprefix("DCGM_FI_").lower() + (
+                    f" GPU {gpu}" if gpu is not None else ""
+                )
+                figure.add_scatter(
+                    x=series["time_s"] - start,
+                    y=series["value"] * factor,
+                    mode="lines",
+                    name=short,
+                    row=row,
+                    col=1,
+                    line={"color": colour, "width": 1.5, "dash": style.DASHES[position % len(style.DASHES)]},
+                    showlegend=position == 0,
+                )
+    if window:
+        figure.add_vrect(x0=window[0] - start, x1=window[1] - start, fillcolor=style.GREY, opacity=0.12, line_width=0)
+    figure.update_xaxes(title_text="seconds", row=len(panels), col=1)
+    figure.update_yaxes(rangemode="tozero")
+    return figure.update_layout(
+        height=150 * len(panels) + 90, title="One clock for server and GPUs", legend={"y": 1.06}
+    )
+
+
+def slo_matrix(slo: pd.DataFrame) -> go.Figure:
+    """Verdict by SLO and users, as coloured cells with the value in them. `slo`: table SLO_VERDICTS."""
+    part = slo.copy()
+    part["name"] = part["persona"] + " " + part["metric"] + " p" + part["percentile"].map("{:g}".format)
+    codes = {"met": 0, "undecided": 1, "missed": 2}
+    part["code"] = part["verdict"].map(codes).fillna(1)
+    grid = part.pivot_table(index="name", columns="users", values="code", aggfunc="max")
+    values = part.pivot_table(index="name", columns="users", values="value_s", aggfunc="median")
+    scale = [
+        (0, style.GREEN),
+        (0.33, style.GREEN),
+        (0.34, style.YELLOW),
+        (0.66, style.YELLOW),
+        (0.67, style.RED),
+        (1, style.RED),
+    ]
+    text = values.map(
+        lambda v: "" if pd.isna(v) else ("∞" if v == float("inf") else f"{v:.2f} s" if v >= 1 else f"{v * 1e3:.0f} ms")
+    )
+    figure = go.Figure(
+        go.Heatmap(
+            z=grid.values,
+            x=[str(u) for u in grid.columns],
+            y=list(grid.index),
+            text=text.values,
+            texttemplate="%{text}",
+            colorscale=scale,
+            zmin=0,
+            zmax=2,
+            showscale=False,
+            xgap=2,
+            ygap=2,
+            opacity=0.85,
+        )
+    )
+    return figure.update_layout(
+        title="SLO verdict by rung: green met, yellow undecided, red missed",
+        xaxis_title="live users",
+        height=150 + 34 * len(grid),
+    )

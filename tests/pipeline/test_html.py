@@ -1,0 +1,71 @@
+"""The rendered page in a real browser with no network: charts drawn, no external request, console clean."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from spoc_lib.report import html
+
+CELL = """
+from spoc_lib.report import style, tables
+import pandas as pd, plotly.graph_objects as go
+style.activate()
+display(tables.Table(pd.DataFrame({"users": [1], "ttft_p95_s": [float("inf")]})))
+go.Figure(go.Scatter(x=[1, 2], y=[3, 1]), layout={"title": {"text": "drawn </script> safely"}})
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell("# Title\n\nWhat is $x^2$?"), nbformat.v4.new_code_cell(CELL)]
+    )
+    NotebookClient(notebook, kernel_name="python3").execute()
+    nbformat.write(notebook, folder / "n.ipynb")
+    return html.render(folder / "n.ipynb", folder / "n.html", "a <title>", {"n.html": "this one"})
+
+
+def test_the_page_names_no_other_host(page):
+    text = page.read_text()
+    outside = text.replace(html.get_plotlyjs(), "")
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", outside)
+    assert page.stat().st_size < 6_000_000
+    assert "a &lt;title&gt;" in text and "∞" in text
+
+
+def test_the_chart_is_drawn_with_the_network_closed(page, tmp_path):
+    chromium = shutil.which("chromium")
+    if not chromium:
+        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+    done = subprocess.run(
+        [
+            chromium,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--user-data-dir={tmp_path}",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=8000",
+            "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert 'class="main-svg"' in done.stdout
+    assert "drawn &lt;/script&gt; safely" in done.stdout
+    assert not re.findall(r"CONSOLE.*(?:error|Error|Failed).*", done.stderr)
