@@ -1,0 +1,70 @@
+"""The embedded engine of a cluster file: flags, model, GPUs, pool and step time in one frozen object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spoc_lib.config import Cluster, GpuSpec, ModelSpec, load_gpu, load_model
+from spoc_lib.core.errors import InputError
+from spoc_lib.engine.batch import StepTime
+from spoc_lib.engine.core import EngineCore, check_retention, max_model_len
+from spoc_lib.engine.flags import EngineFlags, parse_flags
+from spoc_lib.engine.memory import num_kv_blocks
+from spoc_lib.engine.steptime import step_time_model
+
+
+@dataclass(frozen=True)
+class EmbeddedEngine:
+    """Everything that a run of the twin needs, for both clocks."""
+
+    flags: EngineFlags
+    model: ModelSpec
+    gpu: GpuSpec
+    gpu_count: int
+    num_blocks: int
+    step_time: StepTime
+
+    @classmethod
+    def from_cluster(cls, cluster: Cluster, overrides: Mapping[str, Any] | None = None) -> EmbeddedEngine:
+        """The twin of `cluster`, its flags overridden by name (dashes or underscores).
+
+        Any kind of cluster has a twin: a real server's is the prediction to hold beside it. InputError for unknown
+        or contradictory flags, or a model that does not fit.
+        """
+        named = {**cluster.flags, **{name.lstrip("-").replace("-", "_"): value
+                                     for name, value in (overrides or {}).items()}}
+        named.setdefault("tensor_parallel_size", cluster.hardware.count)
+        flags = parse_flags(named, f"flags of {cluster.name}")
+        return cls.build(flags, load_model(cluster.model), load_gpu(cluster.hardware.gpu), cluster.hardware.count)
+
+    @classmethod
+    def build(cls, flags: EngineFlags, model: ModelSpec, gpu: GpuSpec, gpu_count: int) -> EmbeddedEngine:
+        """The twin of one replica on `gpu_count` GPUs under tensor parallelism."""
+        if flags.tensor_parallel_size > gpu_count:
+            raise InputError("bad-field", f"flags: field 'tensor_parallel_size': {flags.tensor_parallel_size} GPUs "
+                             f"wanted, the cluster has {gpu_count}")
+        max_model_len(flags, model)
+        check_retention(flags, model)
+        used = flags.tensor_parallel_size
+        return cls(flags, model, gpu, used, num_kv_blocks(flags, model, gpu, used),
+                   step_time_model(model, gpu, used))
+
+    @property
+    def max_model_len(self) -> int:
+        return max_model_len(self.flags, self.model)
+
+    def core(self) -> EngineCore:
+        """A fresh core: empty queues, empty cache."""
+        return EngineCore(self.flags, self.model, self.num_blocks, self.step_time)
+
+    def passport(self) -> dict[str, Any]:
+        """Where the twin's numbers come from and how far to trust them (the step-time model's passport)."""
+        return {"simulated": True, **self.step_time.passport()}
+
+    def describe(self) -> dict[str, Any]:
+        """The engine in plain values, for provenance."""
+        return {"model": self.model.name, "gpu": self.gpu.name, "gpu_count": self.gpu_count,
+                "num_blocks": self.num_blocks, "max_model_len": self.max_model_len,
+                "flags": self.flags.model_dump(mode="json")}
