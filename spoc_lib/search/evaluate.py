@@ -1,0 +1,102 @@
+"""What one trial measures, whoever measures it: the twin's virtual clock, or real load on a real server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from spoc_lib.core.errors import SpocError
+from spoc_lib.search.space import Flags
+
+#: Above this share of failed requests p95 is a failure itself: the trial has collapsed.
+ERROR_SHARE_CAP = 0.05
+#: A window in which fewer requests than this share of the users completed says nothing about a percentile.
+COMPLETIONS_PER_USER = 0.25
+MIN_COMPLETIONS = 5
+
+
+class TrialFailure(SpocError):
+    """A trial without a measurement. `failure_class`: collapsed | twin-refused | a class of `servers` | invalid."""
+
+    def __init__(self, failure_class: str, message: str) -> None:
+        super().__init__(failure_class, message)
+
+    @property
+    def failure_class(self) -> str:
+        return self.code
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The three objectives of a trial and its constraints.
+
+    constraints: SLO name -> value / limit - 1, at most 0 where the SLO is met;
+    rung: the row of RUNGS behind it; slo: rows of SLO_VERDICTS; duration_s: wall seconds that it cost;
+    samples: (n, 3) bootstrap replicates of the objectives (requests resampled by user), None where not made.
+    """
+
+    output_tokens_per_s: float
+    ttft_p95_s: float
+    itl_p95_s: float
+    constraints: dict[str, float]
+    driver: str
+    duration_s: float
+    rung: dict[str, Any] = field(default_factory=dict)
+    slo: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def values(self) -> tuple[float, float, float]:
+        return self.output_tokens_per_s, self.ttft_p95_s, self.itl_p95_s
+
+    @property
+    def violation(self) -> float:
+        """Sum of the missed shares of the SLO limits; 0 where all are met."""
+        return sum(max(0.0, value) for value in self.constraints.values())
+
+
+class Evaluator(Protocol):
+    """Measures flags. `version` names the engine (part of the cache's key); `driver` is virtual or locust."""
+
+    driver: str
+    version: str
+    users: int
+
+    def evaluate(self, flags: Flags, folder: Path, repeat: int = 0) -> Measurement:
+        """Measure `flags` at `users`, leaving evidence in `folder`; TrialFailure when there is no measurement."""
+        ...
+
+
+def measurement(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], *, users: int, driver: str,
+                duration_s: float) -> Measurement:
+    """A rung's summary as a measurement; TrialFailure `collapsed` when it is none."""
+    completed, failed = int(row["completed"]), int(row["failed"])
+    if row["verdict"] == "invalid":
+        raise TrialFailure("collapsed", f"the rung is invalid: {row['reason'] or 'requests are unaccounted for'}")
+    if failed > ERROR_SHARE_CAP * max(1, completed + failed):
+        raise TrialFailure("collapsed", f"{failed} of {completed + failed} requests failed "
+                           f"(cap {ERROR_SHARE_CAP:.0%})")
+    needed = max(MIN_COMPLETIONS, math.ceil(COMPLETIONS_PER_USER * users))
+    if completed < needed:
+        raise TrialFailure("collapsed", f"only {completed} requests completed at {users} users in the window "
+                           f"(at least {needed} wanted)")
+    values = [row["output_tokens_per_s"], row["ttft_p95_s"], row["itl_p95_s"]]
+    if not all(value is not None and math.isfinite(value) for value in values):
+        raise TrialFailure("collapsed", "a 95th percentile is infinite or missing: too many requests failed or "
+                           "streamed no token in the window")
+    return Measurement(*map(float, values), constraints=constraints(slo), driver=driver, duration_s=duration_s,
+                       rung=dict(row), slo=[dict(s) for s in slo])
+
+
+def constraints(slo: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """SLO name -> value / limit - 1. An SLO whose value is infinite counts as missed a hundred times over."""
+    found: dict[str, float] = {}
+    for verdict in slo:
+        value = verdict["value_s"]
+        if value is None or math.isnan(value):
+            continue  # no request of that persona in the window: the SLO is neither met nor missed
+        name = f"{verdict['persona']} {verdict['metric']} p{verdict['percentile']:g}"
+        found[name] = min(value / verdict["limit_s"] - 1.0, 100.0)
+    return found

@@ -1,0 +1,81 @@
+"""What the user takes home: the knee against the defaults, and the ready command in three forms."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pandas as pd
+import yaml
+
+from spoc_lib.config import Cluster
+from spoc_lib.search.pareto import OBJECTIVES
+from spoc_lib.search.space import Flags
+
+Format = Literal["shell", "compose", "kubernetes"]
+IMAGE = "vllm/vllm-openai:latest"
+PORT = 8000
+LABELS = {"output_tokens_per_s": ("output tokens/s", "higher"), "ttft_p95_s": ("p95 TTFT, s", "lower"),
+          "itl_p95_s": ("p95 ITL, s", "lower")}
+
+
+def arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Flags as `vllm serve` takes them: booleans as --flag or --no-flag, nulls left out."""
+    found: list[str] = []
+    for name, value in flags.items():
+        dashed = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{dashed}" if value else f"--no-{dashed}")
+        elif value is not None:
+            found += [f"--{dashed}", str(value)]
+    return found
+
+
+def command(cluster: Cluster, flags: Flags, form: Format = "shell") -> str:
+    """The ready command that serves `cluster`'s model with `flags` (fixed flags included)."""
+    model = served_model(cluster)
+    if form == "shell":
+        return shlex.join(["vllm", "serve", model, *arguments(flags)])
+    image = cluster.engine.image or IMAGE
+    args = ["--model", model, *arguments(flags)]
+    devices = cluster.hardware.count
+    if form == "compose":
+        gpus = {"driver": "nvidia", "count": devices, "capabilities": ["gpu"]}
+        service = {"image": image, "command": args, "ports": [f"127.0.0.1:{PORT}:{PORT}"], "ipc": "host",
+                   "deploy": {"resources": {"reservations": {"devices": [gpus]}}}}
+        return yaml.safe_dump({"services": {"vllm": service}}, sort_keys=False)
+    container = {"name": "vllm", "image": image, "args": args, "ports": [{"containerPort": PORT}],
+                 "resources": {"limits": {"nvidia.com/gpu": devices}},
+                 "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}}}
+    return yaml.safe_dump({"containers": [container]}, sort_keys=False)
+
+
+def served_model(cluster: Cluster) -> str:
+    """The model's name as `vllm serve` wants it: the API name where one is set, else the model file's source."""
+    from spoc_lib.config import load_model
+
+    if cluster.engine.served_model:
+        return cluster.engine.served_model
+    source = load_model(cluster.model).source.split()[0]
+    return source if "/" in source else cluster.model
+
+
+def changed_flags(defaults: Flags, chosen: Flags) -> pd.DataFrame:
+    """Columns flag, default, chosen: the flags that the knee sets otherwise than the engine would."""
+    rows = [{"flag": name, "default": defaults[name], "chosen": value}
+            for name, value in chosen.items() if value != defaults[name]]
+    return pd.DataFrame(rows, columns=["flag", "default", "chosen"])
+
+
+def effects(defaults: Mapping[str, Any] | None, chosen: Mapping[str, Any]) -> pd.DataFrame:
+    """Columns objective, label, better, default, chosen, change_ratio (chosen / default - 1; null without one)."""
+    rows = []
+    for name in OBJECTIVES:
+        before = None if defaults is None else defaults[name]
+        after = chosen[name]
+        ratio = after / before - 1 if before else None
+        label, better = LABELS[name]
+        rows.append({"objective": name, "label": label, "better": better, "default": before, "chosen": after,
+                     "change_ratio": ratio})
+    return pd.DataFrame(rows)

@@ -1,0 +1,263 @@
+"""The Optuna study of a search: asked, answered, cached, resumed.
+
+One trial is one slot of the search. Its record (a user attribute) says how it ended:
+complete (SLOs met), infeasible (measured, an SLO missed), duplicate (answered from the cache), failed (with a
+class, never a number), invalid (a combination that the engine refuses: never launched).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage, RetryFailedTrialCallback
+from optuna.trial import FrozenTrial, TrialState
+
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.files import plain, write_json
+from spoc_lib.search import tickets
+from spoc_lib.search.evaluate import Evaluator, TrialFailure
+from spoc_lib.search.pareto import DIRECTIONS, OBJECTIVES
+from spoc_lib.search.sampler import RECORD, SlotSampler, interrupted
+from spoc_lib.search.space import Flags, FlagSpace, digest, flags_key
+
+Progress = Callable[[str], None]
+Avoid = Callable[["SearchStudy", Flags], str | None]
+HEARTBEAT_S, GRACE_S = 15, 60
+
+
+@dataclass(frozen=True)
+class StudyKey:
+    """What must be equal for an earlier answer to count: the workload, the engine, the users, the space."""
+
+    workload: str
+    engine: str
+    space: str
+
+    def of(self, flags: Flags) -> str:
+        return digest([flags_key(flags), self.workload, self.engine])
+
+
+@dataclass
+class SearchStudy:
+    """A search of `space` by `evaluator`, kept in `folder` (or in the database `storage`).
+
+    initial: flags of the first slots, the defaults first; seed and population: of NSGA-II;
+    avoid: says why flags need no launch (learned crash avoidance), None to let them through.
+    """
+
+    space: FlagSpace
+    evaluator: Evaluator
+    folder: Path
+    workload: str
+    seed: int
+    population: int
+    initial: Sequence[Flags] = ()
+    storage: str | None = None
+    avoid: Avoid | None = None
+    sampler: optuna.samplers.BaseSampler | None = None
+    _study: optuna.Study | None = field(default=None, repr=False)
+
+    @property
+    def key(self) -> StudyKey:
+        return StudyKey(self.workload, self.evaluator.version, self.space.digest())
+
+    @property
+    def name(self) -> str:
+        """Workers that search the same thing meet in the same study."""
+        return "search-" + digest([self.key.workload, self.key.engine, self.key.space, self.seed])
+
+    @property
+    def distributed(self) -> bool:
+        """Whether other workers may be at the same study: in a database that was named, not in the run's file."""
+        return self.storage is not None
+
+    @property
+    def study(self) -> optuna.Study:
+        """The Optuna study, created or loaded on first use."""
+        if self._study is None:
+            self._study = self._open()
+        return self._study
+
+    def run(self, trials: int, *, launches: int | None = None, progress: Progress | None = None) -> None:
+        """Go on until `trials` slots are answered, or `launches` measurements were paid for."""
+        if self.distributed:
+            self._issue_tickets(trials)
+        else:
+            self.mark_leftovers()
+        while (slot := self.answered()) < trials or self.distributed:
+            if self.distributed and not self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+                break  # every ticket is taken; those of dead workers come back by themselves
+            if launches is not None and self.paid() >= launches:
+                break
+            if not self.distributed:
+                self._enqueue_initial(slot)
+            self.study.optimize(self._objective, n_trials=1, catch=(TrialFailure,))
+            if progress:
+                progress(self._line(trials))
+
+    def answered(self) -> int:
+        """Slots that have their answer."""
+        return sum(1 for t in self.trials() if t.state.is_finished() and not interrupted(t))
+
+    def paid(self) -> int:
+        """Trials that really ran."""
+        return sum(1 for t in self.trials() if record_of(t).get("state") in ("complete", "infeasible", "failed"))
+
+    def trials(self) -> list[FrozenTrial]:
+        """All trials in the order of their slots, interrupted ones included."""
+        return self.study.get_trials(deepcopy=False)
+
+    def mark_leftovers(self) -> int:
+        """Trials that a killed process left RUNNING become FAIL; their slots are run again."""
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        for trial in running:
+            self.study.tell(trial.number, state=TrialState.FAIL)
+        return len(running)
+
+    def known(self, key: str) -> FrozenTrial | None:
+        """The first trial that measured what `key` stands for, or failed at it."""
+        for trial in self.trials():
+            record = record_of(trial)
+            if record.get("key") == key and record["state"] in ("complete", "infeasible", "failed"):
+                return trial
+        return None
+
+    def _open(self) -> optuna.Study:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        storage = self._open_storage()
+        sampler = self.sampler or SlotSampler(seed=self.seed, population_size=self.population,
+                                              distributions=self.space.distributions(), unwanted=self._unwanted)
+        self._check_same(storage)
+        study = optuna.create_study(storage=storage, study_name=self.name, directions=list(DIRECTIONS),
+                                    sampler=sampler, load_if_exists=True)
+        with warnings.catch_warnings():  # names for optuna-dashboard; Optuna still calls them experimental
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(OBJECTIVES))
+        return study
+
+    def _open_storage(self) -> RDBStorage:
+        return open_storage(self.storage or f"sqlite:///{(self.folder / 'study.db').resolve()}",
+                            heartbeat=self.distributed)
+
+    def _check_same(self, storage: RDBStorage) -> None:
+        """The folder's study must be the one that is asked for; Optuna itself would silently open a second one."""
+        names = optuna.get_all_study_names(storage)
+        if not self.distributed and names and self.name not in names:
+            raise InputError("other-study", f"{self.folder} holds a search of another space, workload, engine version "
+                             f"or seed: resume it with its own settings, or use another folder")
+
+    def _enqueue_initial(self, slot: int) -> None:
+        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        if slot < len(self.initial) and not waiting:
+            self.study.enqueue_trial(dict(self.initial[slot]))
+
+    def _issue_tickets(self, trials: int) -> None:
+        """The first worker puts one waiting trial a slot into the database; each is then taken exactly once."""
+        tickets.issue(self.study, self._open_storage(), list(self.initial), trials)
+
+    def _unwanted(self) -> Callable[[dict[str, Any]], bool]:
+        keys = {record_of(t).get("key") for t in self.trials()}
+
+        def unwanted(params: dict[str, Any]) -> bool:
+            flags = self.space.canonical(params)
+            return (self.key.of(flags) in keys or self.space.invalid(flags) is not None
+                    or (self.avoid is not None and self.avoid(self, flags) is not None))
+
+        return unwanted
+
+    def _objective(self, trial: optuna.Trial) -> tuple[float, ...]:
+        params = {name: trial.suggest_categorical(name, dist.choices)
+                  for name, dist in self.space.distributions().items()}
+        flags = self.space.canonical(params)
+        key = self.key.of(flags)
+        folder = self.folder / "trials" / f"{trial.number:04d}"
+        record: dict[str, Any] = {"flags": flags, "key": key, "driver": self.evaluator.driver,
+                                  "evidence": str(folder.relative_to(self.folder))}
+        if reason := self.space.invalid(flags):
+            return self._fail(trial, record, "invalid", "invalid", reason)
+        if (earlier := self.known(key)) is not None:
+            return self._repeat(trial, record, earlier)
+        if self.avoid is not None and (reason := self.avoid(self, flags)):
+            return self._fail(trial, record, "invalid", "avoided", reason)
+        folder.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        try:
+            measured = self.evaluator.evaluate(flags, folder)
+        except TrialFailure as failure:
+            record["duration_s"] = time.monotonic() - started
+            return self._fail(trial, record, "failed", failure.failure_class, failure.message)
+        record |= {"duration_s": measured.duration_s, "constraints": measured.constraints,
+                   "violation": measured.violation, "values": list(measured.values)}
+        return self._answer(trial, record, "complete" if measured.violation <= 0 else "infeasible")
+
+    def _answer(self, trial: optuna.Trial, record: dict[str, Any], state: str) -> tuple[float, ...]:
+        for name, value in record["constraints"].items():
+            trial.set_constraint(name, value)
+        self._store(trial, record | {"state": state})
+        return tuple(record["values"])
+
+    def _repeat(self, trial: optuna.Trial, record: dict[str, Any], earlier: FrozenTrial) -> tuple[float, ...]:
+        old = record_of(earlier)
+        record |= {"duplicate_of": earlier.number, "evidence": old["evidence"], "duration_s": 0.0}
+        if old["state"] == "failed":
+            return self._fail(trial, record, "duplicate", old["failure_class"], old["reason"])
+        record |= {name: old[name] for name in ("constraints", "violation", "values")}
+        return self._answer(trial, record, "duplicate")
+
+    def _fail(self, trial: optuna.Trial, record: dict[str, Any], state: str, failure_class: str,
+              reason: str) -> tuple[float, ...]:
+        self._store(trial, record | {"state": state, "failure_class": failure_class, "reason": reason})
+        raise TrialFailure(failure_class, reason)
+
+    def _store(self, trial: optuna.Trial, record: dict[str, Any]) -> None:
+        record = {"violation": None, "duration_s": 0.0, **record}
+        if record["state"] not in ("duplicate", "invalid"):
+            write_json(self.folder / record["evidence"] / "verdict.json", {"trial": trial.number, **record})
+        trial.set_user_attr(RECORD, plain(record))
+
+    def _line(self, trials: int) -> str:
+        last = max((t for t in self.trials() if RECORD in t.user_attrs), key=lambda t: t.number)
+        record = record_of(last)
+        told = (record["reason"] if "reason" in record else
+                "{:,.0f} tokens/s, p95 TTFT {:.2f} s, p95 ITL {:.1f} ms".format(
+                    record["values"][0], record["values"][1], 1000 * record["values"][2]))
+        return f"trial {self.answered()}/{trials} {record['state']}: {told}"
+
+
+def record_of(trial: FrozenTrial) -> dict[str, Any]:
+    """How `trial` ended; empty while it waits, runs, or where it was interrupted."""
+    return trial.user_attrs.get(RECORD, {})
+
+
+def storage_from_environment() -> str | None:
+    """`SPOC_STORAGE`, the database that many workers share; None = the run's own SQLite file."""
+    return os.environ.get("SPOC_STORAGE") or None
+
+
+def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
+    """Optuna's storage at `url`; InputError (without the password) when it cannot be reached."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+    options: dict[str, Any] = {}
+    if heartbeat:  # a worker that dies leaves RUNNING trials: the others put them back
+        options = {"heartbeat_interval": HEARTBEAT_S, "grace_period": GRACE_S,
+                   "failed_trial_callback": RetryFailedTrialCallback()}
+    connect = {"timeout": 60} if url.startswith("sqlite") else {}
+    try:
+        return RDBStorage(url, engine_kwargs={"connect_args": connect}, **options)
+    except ArgumentError as error:
+        raise InputError("bad-storage", "SPOC_STORAGE is not a database URL: use "
+                         "postgresql+psycopg://user@host/database") from error
+    except (SQLAlchemyError, ImportError, ValueError) as error:
+        shown = make_url(url).render_as_string(hide_password=True)
+        raise InputError("bad-storage", f"the study's database {shown} cannot be used: "
+                         f"{type(error).__name__}") from error

@@ -1,0 +1,73 @@
+"""Trials on the twin's virtual clock: the same script, the same summary as over HTTP, seconds instead of minutes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from spoc_lib.config import Cluster
+from spoc_lib.core import schemas
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.files import write_json, write_text
+from spoc_lib.core.tables import write_table
+from spoc_lib.search import recommend
+from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
+from spoc_lib.search.space import Flags, FlagSpace
+from spoc_lib.workload.script import ConversationScript
+
+ScriptFactory = Callable[[int], ConversationScript]
+
+
+@dataclass
+class TwinEvaluator:
+    """Plays `duration_s` simulated seconds (the first `warmup_s` unmeasured) of `users` users on the twin.
+
+    Every trial meets the same users, sizes and think times (common random numbers): a difference between two
+    trials is a difference between their flags. The twin is deterministic: a repeat plays another salt.
+    """
+
+    cluster: Cluster
+    space: FlagSpace
+    script_factory: ScriptFactory
+    users: int
+    duration_s: float
+    warmup_s: float
+    gap_cap_s: float = 60.0
+    seed: int = 0
+    driver: str = "virtual"
+
+    def __post_init__(self) -> None:
+        passport = self.engine(self.space.defaults).passport()
+        self.version = (f"twin {version('spoc-workbench')} {passport['model']} {passport['gpu']}x"
+                        f"{passport['gpu_count']} {passport['calibration_id']}")
+
+    def engine(self, flags: Flags):
+        """The twin with `flags`; InputError when it cannot be built."""
+        from spoc_lib.engine.embedded import EmbeddedEngine
+
+        return EmbeddedEngine.from_cluster(self.cluster, overrides={**self.space.fixed, **flags})
+
+    def evaluate(self, flags: Flags, folder: Path, repeat: int = 0) -> Measurement:
+        """Measure `flags`; evidence: command, engine, requests, metrics, rung. The chunks are left out: the seed
+        plays them again."""
+        from spoc_lib.engine import virtual
+        from spoc_lib.sweep.rung import summarise
+
+        started = time.monotonic()
+        try:
+            engine = self.engine(flags)
+        except InputError as error:
+            raise TrialFailure("twin-refused", error.message) from error
+        run = virtual.play(self.script_factory(repeat), self.users, engine=engine, duration_s=self.duration_s,
+                           warmup_s=self.warmup_s, seed=self.seed)
+        row, slo = summarise(run.requests, run.chunks, run.metrics, run.window, self.cluster.slos, self.users,
+                             self.driver, gap_cap_s=self.gap_cap_s)
+        write_text(folder / "command.txt", recommend.command(self.cluster, {**self.space.fixed, **flags}) + "\n")
+        write_json(folder / "engine.json", {**engine.describe(), "passport": run.passport})
+        write_json(folder / "rung.json", {"rung": row, "slo": slo})
+        write_table(folder / "requests.parquet", run.requests, schemas.REQUESTS)
+        write_table(folder / "metrics.parquet", run.metrics, schemas.METRICS)
+        return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started)
