@@ -42,6 +42,10 @@ class Turn:
     think_time_s: pause between the end of the previous reply and the sending of this turn;
     history: only with `starts` in mid-conversation (stationary start): (segment, reply_tokens) pairs of the turns
         that lie before this one, oldest first; the driver puts them into the history as if they had happened.
+        reply_tokens 0: no reply follows, the next segment continues the same message.
+
+    Segments of the shared layers (organisation to files) open the system message, the rest is a user message; a
+    message costs `template.MESSAGE_TOKENS` and a prompt `template.PROMPT_TOKENS` beyond its content.
     """
 
     persona: str
@@ -64,7 +68,7 @@ class UserScript(Protocol):
     user: int
 
     def next(self, history_tokens: int) -> Turn:
-        """The next turn, given the tokens that the history holds now (replies included).
+        """The next turn, given the tokens that the history holds now: segments and replies, without the template.
 
         When the turn would pass the persona's context limit, the conversation ends (or compacts) and the
         returned turn has `starts` set; `context_limit_hits` counts it.

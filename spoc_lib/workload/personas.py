@@ -1,0 +1,90 @@
+"""Personas: who asks, as data (`data/personas/*.yaml`). A set has shares, sizes, times and the common ground."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from spoc_lib import config
+from spoc_lib.config import Slo
+from spoc_lib.core import yamlfile
+from spoc_lib.core.yamlfile import Strict
+from spoc_lib.workload.distributions import Distribution
+from spoc_lib.workload.geometry import Depth, Geometry, Share
+
+
+class Persona(Strict):
+    """A kind of user. Sizes in tokens, times in seconds.
+
+    share: part of all users; shares of a set sum to 1;
+    prompt_start_tokens: the first prompt of a conversation, common ground included;
+    growth_tokens: how much the prompt grows from one turn to the next: the previous reply and what is appended to it
+        (a tool's result or the human's words);
+    growth_follows_output: rank correlation (Gaussian copula) between a turn's growth and the reply before it;
+    output_tokens: output budget of a turn, asked for exactly;
+    turns: turns a conversation; steps_per_human_turn: of these, requests from one human turn to the next;
+    agent_gap_s, human_gap_s: think time before a turn that follows a tool, or a human's reading and typing;
+    rewrite_share: turns that resend a changed history, so that only the common ground stays reusable;
+    context_limit_tokens: prompt and output together; at_context_limit: `end` the conversation and start a new one, or
+        `compact` it to `compact_to_tokens` and go on;
+    depth: overrides the geometry's depth of sharing for this persona.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    title: str
+    share: Annotated[float, Field(gt=0, le=1)]
+    prompt_start_tokens: Distribution
+    growth_tokens: Distribution
+    growth_follows_output: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    output_tokens: Distribution
+    turns: Distribution
+    steps_per_human_turn: Distribution
+    agent_gap_s: Distribution
+    human_gap_s: Distribution
+    rewrite_share: Share = 0.0
+    context_limit_tokens: Annotated[int, Field(gt=0)]
+    at_context_limit: Literal["end", "compact"] = "end"
+    compact_to_tokens: Distribution | None = None
+    depth: Depth | None = None
+    slos: list[Slo] = []
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Persona:
+        if self.at_context_limit == "compact" and self.compact_to_tokens is None:
+            raise ValueError("a persona that compacts needs 'compact_to_tokens'")
+        for field in ("prompt_start_tokens", "compact_to_tokens"):
+            sizes = getattr(self, field)
+            if sizes is not None and sizes.quantile(50) >= self.context_limit_tokens:
+                raise ValueError(f"the median of '{field}' ({sizes.quantile(50):.0f}) is not below "
+                                 f"context_limit_tokens ({self.context_limit_tokens}): lower it or raise the limit")
+        return self
+
+
+class PersonaSet(Strict):
+    """A workload's users. `echo`: what of a reply returns in the history: its content, or also its reasoning."""
+
+    name: str
+    title: str
+    source: str
+    echo: Literal["content", "reasoning"] = "content"
+    personas: Annotated[list[Persona], Field(min_length=1)]
+    geometry: Geometry
+
+    @model_validator(mode="after")
+    def _whole(self) -> PersonaSet:
+        total = sum(persona.share for persona in self.personas)
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the shares of the personas sum to {total:g}: they must sum to 1")
+        names = [persona.name for persona in self.personas]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two personas have the same name: {', '.join(names)}")
+        return self
+
+    def persona(self, name: str) -> Persona:
+        return next(persona for persona in self.personas if persona.name == name)
+
+
+def load_personas(name_or_path: str) -> PersonaSet:
+    """A persona set by its name in data/personas or by the path of a YAML file; InputError names the faulty field."""
+    return yamlfile.load(PersonaSet, config.find("personas", name_or_path, "personas"))

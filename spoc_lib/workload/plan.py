@@ -1,0 +1,118 @@
+"""What a conversation will be, drawn at once: sizes, outputs, gaps and kinds of all its turns.
+
+A plan is drawn from (seed, user, conversation) alone, so it is the same in every driver and in any order of asking.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from spoc_lib.workload.identity import generator
+from spoc_lib.workload.personas import Persona
+from spoc_lib.workload.template import MESSAGE_TOKENS, overhead_tokens
+
+#: The least that a turn appends: an empty tool result still has a few words.
+MIN_APPEND_TOKENS = 8
+#: The least of a first prompt that is a user's own.
+MIN_SESSION_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The turns of one conversation; lists are indexed by turn.
+
+    start_tokens: the first prompt, template overhead included;
+    append_tokens: what each turn appends (entry 0 unused); output_tokens: budgets;
+    gap_s: think time before each turn, capped; human: whether the turn is a human's (else it follows a tool);
+    rewrite: whether the turn resends a changed history; compact_tokens: prompt size after a compaction there.
+    """
+
+    start_tokens: int
+    append_tokens: list[int]
+    output_tokens: list[int]
+    gap_s: list[float]
+    human: list[bool]
+    rewrite: list[bool]
+    compact_tokens: list[int]
+
+    @property
+    def turns(self) -> int:
+        return len(self.output_tokens)
+
+
+def draw(persona: Persona, seed: int, user: int, conversation: int, *, limit: int, gap_cap_s: float,
+         scale: float = 1.0) -> Plan:
+    """The plan of one conversation. `limit`: context limit in tokens; sizes are multiplied by `scale` first."""
+    rng = generator(seed, 21, user, conversation)
+    first = rng.random(2)
+    turns = max(1, round(float(persona.turns.ppf(first[0]))))
+    u = rng.random((6, turns))
+    output = np.maximum(1, np.rint(persona.output_tokens.ppf(u[0]) * scale)).astype(int)
+    growth = persona.growth_tokens.ppf(_following(u[1], u[0], persona.growth_follows_output)) * scale
+    append = np.maximum(MIN_APPEND_TOKENS, np.rint(growth[1:] - output[:-1] - 2 * MESSAGE_TOKENS)).astype(int)
+    human = _human_turns(persona.steps_per_human_turn.ppf(u[2]), turns)
+    gap = np.where(human, persona.human_gap_s.ppf(u[3]), persona.agent_gap_s.ppf(u[3]))
+    compact = persona.compact_to_tokens
+    compacted = compact.ppf(u[4]) * scale if compact is not None else np.zeros(turns)
+    least = overhead_tokens(2) + MIN_SESSION_TOKENS
+    room = max(least, int(limit * 0.95) - int(output.max()))
+    start = max(least, round(float(persona.prompt_start_tokens.ppf(first[1])) * scale))
+    return Plan(
+        start_tokens=min(start, room),
+        append_tokens=[0, *append.tolist()],
+        output_tokens=np.minimum(output, max(1, limit // 2)).tolist(),
+        gap_s=np.minimum(np.round(gap, 6), gap_cap_s).tolist(),
+        human=human.tolist(),
+        rewrite=(u[5] < persona.rewrite_share).tolist(),
+        compact_tokens=np.minimum(np.rint(compacted), room).astype(int).tolist(),
+    )
+
+
+def _following(u: np.ndarray, output_u: np.ndarray, correlation: float) -> np.ndarray:
+    """Uniform numbers for growth, correlated with the output of the turn before (Gaussian copula)."""
+    if correlation == 0:
+        return u
+    before = np.concatenate([[0.5], output_u[:-1]])
+    tiny = 1e-12
+    mixed = correlation * special.ndtri(np.clip(before, tiny, 1 - tiny))
+    mixed += np.sqrt(1 - correlation**2) * special.ndtri(np.clip(u, tiny, 1 - tiny))
+    return special.ndtr(mixed)
+
+
+def _human_turns(steps: np.ndarray, turns: int) -> np.ndarray:
+    """Which turns a human starts: the first, and again after each run of `steps` requests."""
+    at = np.concatenate([[0], np.cumsum(np.maximum(1, np.rint(steps)).astype(int))])
+    human = np.zeros(turns, dtype=bool)
+    human[at[at < turns]] = True
+    return human
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a user stands in a planned conversation: just before `turn`, in a context that began at turn `base` with
+    a prompt of `base_tokens` (0: the first prompt; later ones follow a rewrite or a compaction)."""
+
+    turn: int
+    base: int
+    base_tokens: int
+
+
+def walk(plan: Plan, limit: int, compacts: bool) -> list[Standing]:
+    """Where the context of each turn began, as long as replies come as planned. Ends where the conversation does."""
+    standings = []
+    base, base_tokens, prompt = 0, plan.start_tokens, plan.start_tokens
+    for turn in range(plan.turns):
+        if turn:
+            prompt += plan.output_tokens[turn - 1] + plan.append_tokens[turn] + 2 * MESSAGE_TOKENS
+            if prompt + plan.output_tokens[turn] > limit:
+                if not compacts:
+                    break
+                base, base_tokens, prompt = turn, plan.compact_tokens[turn], plan.compact_tokens[turn]
+            elif plan.rewrite[turn]:
+                prompt -= 2 * MESSAGE_TOKENS * (turn - base)
+                base, base_tokens = turn, prompt
+        standings.append(Standing(turn, base, base_tokens))
+    return standings

