@@ -1,0 +1,257 @@
+"""SLOs against a rung's records: which samples count, the percentile with its interval, met, missed or
+undecided.
+
+Which samples count (design, section 6)
+- Latency belongs to the requests *sent* in the window; ITL to the gaps that *end* in it.
+- A failed request counts as +inf; for ITL with the tokens that its user never received.
+- A request cut off by the end of the rung (censored) is decided as far as it can be. Its first token came:
+  its TTFT counts. It waited longer than the limit: +inf. It waited less: unknown, and leaving out only the
+  unknown ones would flatter the tail, so then *every* request sent within one limit of the cut is left out,
+  answered or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from spoc_lib.config import Slo
+from spoc_lib.core.errors import InputError
+from spoc_lib.sweep.interval import Estimate, Samples, estimate
+
+Window = tuple[float, float]
+EVERYBODY = "all"
+LEVEL = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A rung's requests as arrays (requests,), times in seconds; NaN where the event never happened."""
+
+    request: np.ndarray
+    persona: np.ndarray
+    user: np.ndarray
+    send_s: np.ndarray
+    first_s: np.ndarray
+    end_s: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    intended_output_tokens: np.ndarray
+    outcome: np.ndarray
+
+    @classmethod
+    def of(cls, requests: pd.DataFrame) -> Records:
+        def numbers(column: str, fallback: str | None = None) -> np.ndarray:
+            values = requests[column].to_numpy(float, na_value=np.nan)
+            if fallback is not None:
+                values = np.where(np.isnan(values), requests[fallback].to_numpy(float, na_value=np.nan), values)
+            return values
+
+        return cls(
+            request=requests["request"].to_numpy(np.int64), persona=requests["persona"].to_numpy(str),
+            user=requests["user"].to_numpy(np.int64), send_s=numbers("send_s", "intended_send_s"),
+            first_s=numbers("first_token_s"), end_s=numbers("end_s"),
+            prompt_tokens=numbers("prompt_tokens", "intended_prompt_tokens"),
+            output_tokens=numbers("output_tokens"), intended_output_tokens=numbers("intended_output_tokens"),
+            outcome=requests["outcome"].to_numpy(str),
+        )
+
+    @property
+    def failed(self) -> np.ndarray:
+        return self.outcome == "failed"
+
+    @property
+    def censored(self) -> np.ndarray:
+        return self.outcome == "censored"
+
+    def cut_s(self, rung_end_s: float) -> np.ndarray:
+        """When each request was last known to be alive: its end, or the end of the rung."""
+        return np.where(np.isnan(self.end_s), rung_end_s, self.end_s)
+
+
+def check_personas(slos: Iterable[Slo], personas: Iterable[str]) -> None:
+    """InputError when an SLO names a persona that the workload does not have."""
+    known = sorted(set(personas))
+    for slo in slos:
+        if slo.persona != EVERYBODY and slo.persona not in known:
+            raise InputError("unknown-persona", f"slos: '{slo.name}' names the persona '{slo.persona}', which the "
+                             f"workload does not have: use {EVERYBODY} or one of {', '.join(known)}")
+
+
+class RungSamples:
+    """The samples of a rung for any SLO; gaps between chunks are worked out once, on first use.
+
+    requests, chunks: REQUESTS and CHUNKS of the whole rung; window: (start_s, end_s) of its steady part;
+    end_s: when the rung was cut off (default: the last event known).
+    """
+
+    def __init__(self, requests: pd.DataFrame, chunks: pd.DataFrame, window: Window,
+                 end_s: float | None = None) -> None:
+        self.records = Records.of(requests)
+        self.window = window
+        known = [self.records.send_s, self.records.first_s, self.records.end_s]
+        last = max((float(np.nanmax(one)) for one in known if np.isfinite(one).any()), default=window[1])
+        self.end_s = max(window[1], last) if end_s is None else end_s
+        self._chunks = chunks
+        self._gaps: tuple[Samples, np.ndarray] | None = None
+
+    def of(self, slo: Slo) -> Samples:
+        return self.samples(slo.metric, slo.persona, slo.limit_s)
+
+    def samples(self, metric: str, persona: str = EVERYBODY, limit_s: float | None = None) -> Samples:
+        """Samples of `metric` over one persona's requests (or everybody's), censored ones decided at
+        `limit_s` (without a limit an undecided one counts with the time that it waited: a lower bound)."""
+        if metric == "itl":
+            gaps, owner = self.gaps()
+            open_gaps, open_owner = self._open_gaps(limit_s)
+            samples = Samples.concatenate([gaps, open_gaps])
+            owner = np.concatenate([owner, open_owner])
+        else:
+            samples, owner = self._per_request(metric, limit_s)
+        if persona == EVERYBODY:
+            return samples
+        return samples.where((self.records.persona == persona)[owner])
+
+    def _per_request(self, metric: str, limit_s: float | None) -> tuple[Samples, np.ndarray]:
+        records, (start_s, stop_s) = self.records, self.window
+        cut = records.cut_s(self.end_s)
+        waited = cut - records.send_s
+        if metric == "ttft" or metric == "ttft_per_prompt_token":
+            value = records.first_s - records.send_s
+            unknown = np.isnan(value) & ~records.failed
+        elif metric == "e2e":
+            value = waited.copy()
+            unknown = records.censored
+        elif metric == "tpot":  # a censored request counts with the tokens that it did receive
+            received = self._received()
+            value = np.where(received > 1, (cut - records.first_s) / np.maximum(received - 1, 1), np.nan)
+            unknown = np.zeros(len(value), dtype=bool)
+        else:
+            raise InputError("unknown-metric", f"slos: unknown metric '{metric}': use ttft, itl, tpot or e2e")
+        kept = (records.send_s >= start_s) & (records.send_s < stop_s)
+        value = np.where(records.failed, np.inf, value)
+        if unknown.any():
+            if limit_s is None:
+                value = np.where(unknown, waited, value)
+            else:
+                value = np.where(unknown, np.where(waited > limit_s, np.inf, np.nan), value)
+                if np.isnan(value[kept & unknown]).any():
+                    kept &= records.send_s < float(cut[unknown].max()) - limit_s
+        if metric == "ttft_per_prompt_token":
+            value = value / np.maximum(records.prompt_tokens, 1)
+        kept &= ~np.isnan(value)
+        owner = np.flatnonzero(kept)
+        return Samples(value[owner], np.ones(len(owner)), records.user[owner], records.send_s[owner]), owner
+
+    def _received(self) -> np.ndarray:
+        """Output tokens a request: the server's usage, else the sum of its chunks."""
+        streamed = np.bincount(self._owner(), weights=self._chunks["tokens"].to_numpy(float),
+                               minlength=len(self.records.request)) if len(self._chunks) else \
+            np.zeros(len(self.records.request))
+        return np.where(np.isnan(self.records.output_tokens), streamed, self.records.output_tokens)
+
+    def _owner(self) -> np.ndarray:
+        """Index of the request of each chunk."""
+        order = np.argsort(self.records.request, kind="stable")
+        ids = self._chunks["request"].to_numpy(np.int64)
+        place = np.searchsorted(self.records.request[order], ids).clip(max=max(len(order) - 1, 0))
+        owner = order[place]
+        if len(ids) and (self.records.request[owner] != ids).any():
+            raise InputError("bad-table", "the chunks name a request that the requests table does not have")
+        return owner
+
+    def gaps(self) -> tuple[Samples, np.ndarray]:
+        """ITL samples that end in the window and the index of their request: gaps between consecutive chunks
+        divided over the tokens of the later one, weighted by those tokens; and failed requests' missing
+        tokens as +inf."""
+        if self._gaps is None:
+            records, (start_s, stop_s) = self.records, self.window
+            parts, owners = [], []
+            if len(self._chunks):
+                owner, time_s = self._owner(), self._chunks["time_s"].to_numpy(float)
+                tokens = self._chunks["tokens"].to_numpy(float)
+                order = np.argsort(owner, kind="stable")
+                if (np.diff(time_s[order]) < 0)[np.diff(owner[order]) == 0].any():
+                    order = np.lexsort((time_s, owner))
+                owner, time_s, tokens = owner[order], time_s[order], tokens[order]
+                later = np.flatnonzero((owner[1:] == owner[:-1]) & (time_s[1:] >= start_s) & (time_s[1:] < stop_s)
+                                       & (tokens[1:] > 0)) + 1
+                gap = time_s[later] - time_s[later - 1]
+                parts.append(Samples(gap / tokens[later], tokens[later], records.user[owner[later]], time_s[later]))
+                owners.append(owner[later])
+                self._last = np.full(len(records.request), np.nan)
+                self._last[owner] = time_s  # ascending within a request: the last one stays
+            else:
+                self._last = np.full(len(records.request), np.nan)
+            end = records.cut_s(self.end_s)
+            lost = np.flatnonzero(records.failed & (end >= start_s) & (end < stop_s))
+            if lost.size:
+                missing = np.fmax(records.intended_output_tokens[lost] - self._received()[lost], 1.0)
+                parts.append(Samples(np.full(lost.size, np.inf), missing, records.user[lost], end[lost]))
+                owners.append(lost)
+            if not parts:
+                empty = np.zeros(0)
+                parts, owners = [Samples(empty, empty, empty.astype(np.int64), empty)], [empty.astype(np.int64)]
+            self._gaps = Samples.concatenate(parts), np.concatenate(owners)
+        return self._gaps
+
+    def _open_gaps(self, limit_s: float | None) -> tuple[Samples, np.ndarray]:
+        """A stream that has been silent for longer than the limit when the rung is cut off: one missed
+        token."""
+        self.gaps()
+        records = self.records
+        silent = records.cut_s(self.end_s) - self._last
+        mask = records.censored & (silent > (math.inf if limit_s is None else limit_s)) & \
+            (self._last < self.window[1])
+        owner = np.flatnonzero(mask)
+        return Samples(silent[owner], np.ones(owner.size), records.user[owner], self._last[owner]), owner
+
+
+def verdict(found: Estimate, limit_s: float) -> str:
+    """met: the whole interval lies at or below the limit; missed: above it; else undecided."""
+    if found.samples == 0:
+        return "undecided"
+    if found.high_s <= limit_s:
+        return "met"
+    return "missed" if found.low_s > limit_s else "undecided"
+
+
+def evaluate(samples: RungSamples, slos: Sequence[Slo], *, rung: int, users: int, driver: str,
+             level: float = LEVEL) -> list[dict]:
+    """One SLO_VERDICTS row an SLO. `level` is the level of the interval (0.9: 5 % on either side)."""
+    rows = []
+    for slo in slos:
+        found = estimate(samples.of(slo), slo.percentile, level)
+        rows.append(dict(
+            rung=rung, users=users, driver=driver, persona=slo.persona, metric=slo.metric,
+            percentile=float(slo.percentile), limit_s=float(slo.limit_s), value_s=found.value_s, low_s=found.low_s,
+            high_s=found.high_s, samples=found.samples, verdict=verdict(found, slo.limit_s),
+        ))
+    return rows
+
+
+def goodput(samples: RungSamples, slos: Sequence[Slo]) -> dict:
+    """Requests of the window that met every limit that applies to them: `good_ratio`, `good_per_s`,
+    `error_ratio`.
+
+    A request's ITL is its TPOT here (its mean gap). Censored ones without an answer are left out.
+    """
+    records, (start_s, stop_s) = samples.records, samples.window
+    inside = (records.send_s >= start_s) & (records.send_s < stop_s) & ~records.censored
+    good = inside & ~records.failed
+    for slo in slos:
+        metric = "tpot" if slo.metric == "itl" else slo.metric
+        values, owner = samples._per_request(metric, slo.limit_s)
+        over = owner[values.value_s > slo.limit_s]
+        applies = np.ones(len(over), bool) if slo.persona == EVERYBODY else records.persona[over] == slo.persona
+        good[over[applies]] = False
+    count = int(inside.sum())
+    return {
+        "requests": count, "good_ratio": float(good.sum() / count) if count else math.nan,
+        "good_per_s": float(good.sum() / (stop_s - start_s)),
+        "error_ratio": float((inside & records.failed).sum() / count) if count else math.nan,
+    }
