@@ -1,0 +1,142 @@
+"""From rungs to a capacity: a monotone curve through each SLO's margin, and where it crosses the limit.
+
+Margin of an SLO at a rung: log(percentile / limit); at or below 0 it is met. More users never make a server
+faster, so the true margin never falls with users and the fit is isotonic: it assumes nothing else, so a cliff
+is as welcome as a slope. The crossing lies between the last rung at or below 0 and the first above it, and the
+monotone curve cannot say where between them: the whole bracket goes into the interval. The rungs' own noise is
+put on top by drawing every margin anew from its interval and fitting again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+#: Margins are cut at this factor of the limit: beyond it a rung is missed, however far (an infinite tail has no
+#: mean), and short of its inverse it is met.
+FACTOR = 20.0
+REPLICATES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """One SLO at every valid rung: arrays (rungs,), users ascending. `down`, `up`: standard errors on either
+    side, of the logarithm; `name`: the SLO's."""
+
+    name: str
+    users: np.ndarray
+    margin: np.ndarray
+    down: np.ndarray
+    up: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where the SLA is met up to: `users` (0: nowhere, inf: everywhere tried), `low`..`high` at `level`, the
+    neighbouring rungs (`bracket`), and the SLO that crosses first. `by_slo`: crossing of each SLO alone."""
+
+    users: float
+    low: float
+    high: float
+    level: float
+    bracket: tuple[float, float]
+    binding: str | None
+    by_slo: dict[str, float]
+
+    @property
+    def relative_width(self) -> float:
+        return (self.high - self.low) / self.users if 0 < self.users < math.inf else math.inf
+
+
+def margins(verdicts: pd.DataFrame, level: float) -> list[Margins]:
+    """One `Margins` an SLO from SLO_VERDICTS rows of valid rungs, whose intervals are at `level`.
+
+    Rows without samples are left out.
+    """
+    z = stats.norm.ppf(0.5 + level / 2)
+    cap = math.log(FACTOR)
+    found = []
+    for (persona, metric, percentile, limit_s), rows in verdicts[verdicts["samples"] > 0].groupby(
+            ["persona", "metric", "percentile", "limit_s"], sort=False):
+        rows = rows.sort_values("users", kind="stable")
+
+        def log_ratio(column: str, rows: pd.DataFrame = rows, limit_s: float = limit_s) -> np.ndarray:
+            ratio = rows[column].to_numpy(float) / limit_s
+            return np.log(np.clip(ratio, 1 / FACTOR, FACTOR))
+
+        value, low, high = log_ratio("value_s"), log_ratio("low_s"), log_ratio("high_s")
+        least = 1e-4
+        found.append(Margins(f"{persona} {metric} p{percentile:g} <= {limit_s:g} s", rows["users"].to_numpy(float),
+                             value, np.clip((value - low) / z, least, cap), np.clip((high - value) / z, least, cap)))
+    return found
+
+
+def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The non-decreasing curve nearest to each row of `values` (replicates, rungs), in weighted least squares.
+
+    The max-min formula: at i, the largest over a <= i of the smallest over b >= i of the mean of a..b.
+    """
+    count = values.shape[1]
+    sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values * weights, axis=1)], axis=1)
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    fitted = np.full(values.shape, -np.inf)
+    for first in range(count):
+        means = (sums[:, first + 1:] - sums[:, [first]]) / (total[first + 1:] - total[first])
+        smallest = np.minimum.accumulate(means[:, ::-1], axis=1)[:, ::-1]
+        fitted[:, first:] = np.maximum(fitted[:, first:], smallest)
+    return fitted
+
+
+def cross(all_margins: list[Margins], level: float = 0.9, *, shared_noise: bool = False, seed: int = 0) -> Crossing:
+    """The largest number of users at which every SLO is met, with its interval at `level`.
+
+    shared_noise: the rungs played the same users' sizes, so that their errors are one error: it does not average out.
+    """
+    if not all_margins or not any(one.users.size for one in all_margins):
+        return Crossing(0.0, 0.0, math.inf, level, (0.0, math.inf), None, {})
+    random = np.random.default_rng(seed)
+    lows, highs, points, brackets = [], [], {}, {}
+    for one in all_margins:
+        weights = 1.0 / ((one.down + one.up) / 2) ** 2
+        points[one.name], brackets[one.name] = _point(one, weights)
+        noise = random.standard_normal((REPLICATES, 1 if shared_noise else one.users.size))
+        drawn = one.margin + noise * np.where(noise < 0, one.down, one.up)
+        low, high = _brackets(one.users, isotonic(drawn, weights))
+        lows.append(low)
+        highs.append(high)
+    binding = min(points, key=points.get)
+    users = points[binding]
+    tail = (1 - level) / 2
+    low = float(np.quantile(np.min(lows, axis=0), tail, method="inverted_cdf"))
+    high = float(np.quantile(np.min(highs, axis=0), 1 - tail, method="inverted_cdf"))
+    return Crossing(users, min(low, users), max(high, users), level, brackets[binding],
+                    binding if math.isfinite(users) else None, points)
+
+
+def _point(one: Margins, weights: np.ndarray) -> tuple[float, tuple[float, float]]:
+    """(crossing of the fit, neighbouring rungs): linear between them where the margin climbs gently. At a cliff,
+    where it more than doubles in one step, a straight line means nothing and the lower rung is the answer."""
+    fitted = isotonic(one.margin[None, :], weights)
+    low, high = _brackets(one.users, fitted)
+    bracket = float(low[0]), float(high[0])
+    if not math.isfinite(bracket[1]):
+        return math.inf, bracket
+    index = int(np.argmax(fitted[0] > 0))
+    if index == 0:
+        return 0.0, bracket
+    before, after = fitted[0, index - 1], fitted[0, index]
+    if after - before > math.log(2):
+        return bracket[0], bracket
+    return bracket[0] + (bracket[1] - bracket[0]) * float(-before / (after - before)), bracket
+
+
+def _brackets(users: np.ndarray, fitted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Last rung at or below 0 (0 where there is none) and first above it (inf where there is none), a replicate."""
+    over = fitted > 0
+    index = np.where(over.any(axis=1), over.argmax(axis=1), len(users))
+    padded = np.concatenate([[0.0], users, [math.inf]])
+    return padded[index], padded[index + 1]

@@ -1,0 +1,94 @@
+"""Which number of users to try next: a coarse search over the ladder's rungs, then ever closer to the edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from spoc_lib.sweep.fit import Crossing, cross, margins
+
+#: The interval that is aimed at, relative to the capacity.
+TARGET_WIDTH = 0.08
+#: The highest number of users that is tried, as a multiple of the ladder's top.
+HEADROOM = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next rung: `users`, and why."""
+
+    users: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The rungs of a sweep, chosen one by one.
+
+    rungs: the coarse ladder, ascending users; level: of the capacity's interval; target_width: relative width of the
+    interval at which it stops; seeds: least number of rungs near the edge; shared_noise: see `fit.cross`.
+    """
+
+    rungs: Sequence[int]
+    level: float = 0.9
+    target_width: float = TARGET_WIDTH
+    seeds: int = 1
+    shared_noise: bool = False
+
+    def crossing(self, verdicts: pd.DataFrame) -> Crossing:
+        """The capacity that the SLO_VERDICTS rows of the valid rungs so far show."""
+        return cross(margins(verdicts, self.level), self.level, shared_noise=self.shared_noise)
+
+    def next(self, verdicts: pd.DataFrame, refused: Sequence[int] = ()) -> Step | None:
+        """The next rung after those in `verdicts` (valid ones) and `refused` (users of invalid ones); None: done."""
+        tried = sorted({int(users) for users in verdicts["users"]} | set(refused))
+        if not len(verdicts):
+            left = [users for users in self.rungs if users not in tried]
+            return Step(left[len(left) // 2 - (len(left) > 1 and len(left) % 2 == 0)], "the ladder's middle") \
+                if left else None
+        found = self.crossing(verdicts)
+        low, high = found.bracket
+        inner = [users for users in self.rungs if low < users < high and users not in tried]
+        if math.isinf(high):
+            return self._upward(low, inner, tried)
+        if low == 0 and not inner:
+            return self._downward(int(high), tried)
+        if inner and high - low > self.target_width * high:
+            return Step(inner[(len(inner) - 1) // 2], f"between {low:g} and {high:g} users on the ladder")
+        return self._refine(found, verdicts, refused)
+
+    def _upward(self, low: float, inner: list[int], tried: list[int]) -> Step | None:
+        if inner:
+            return Step(inner[len(inner) // 2], f"met at {low:g} users: further up the ladder")
+        users = math.ceil(max(low, self.rungs[-1]) * 1.5)
+        if users > self.rungs[-1] * HEADROOM or users in tried:
+            return None
+        return Step(users, "met at the ladder's top: beyond it")
+
+    def _downward(self, high: int, tried: list[int]) -> Step | None:
+        users = high // 2
+        return Step(users, "missed at the ladder's foot: below it") if users >= 1 and users not in tried else None
+
+    def _refine(self, found: Crossing, verdicts: pd.DataFrame, refused: Sequence[int]) -> Step | None:
+        """Between the two rungs at the edge, or, where they are close already, once more at the edge itself."""
+        low, high = found.bracket
+        edge = found.users if 0 < found.users < math.inf else (low + high) / 2
+        near = verdicts[(verdicts["users"] - edge).abs() <= max(1.0, self.target_width * edge)]["rung"].nunique()
+        precise = found.relative_width <= self.target_width or found.high - found.low <= 1
+        if precise and near >= self.seeds:
+            return None
+        step = max(1.0, self.target_width * edge / 3)
+        if high - low > max(1.0, self.target_width * edge / 2):
+            margin = min(max(step, 0.2 * (high - low)), (high - low) / 2)
+            aimed = min(max(edge, low + margin), high - margin)
+            users = int(min(max(round(aimed), low + 1), high - 1))
+            if users not in refused:
+                return Step(users, f"between {low:g} (met) and {high:g} users (missed)")
+        users = max(1, round(found.low if edge - found.low > found.high - edge else min(found.high, 2 * edge)))
+        users = round((users + edge) / 2)
+        if users in refused:
+            return None
+        return Step(users, "undecided at the edge: once more, with other users")
