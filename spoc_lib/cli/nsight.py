@@ -1,12 +1,95 @@
-"""`spoc nsight`."""
+"""`spoc nsight`: how to capture a kernel trace, and what it says."""
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="nsight", rich_markup_mode=None)
+from spoc_lib.cli.output import JsonOption, emit
+from spoc_lib.core.errors import InputError
+
+app = typer.Typer(no_args_is_help=True, help="Inside the GPU: capture, decompose and compare kernel traces.",
+                  rich_markup_mode=None)
+
+Trace = Annotated[str, typer.Argument(help="a .sqlite, a parquetdir or a .nsys-rep of Nsight Systems")]
+Rules = Annotated[str | None, typer.Option(
+    "--rules", help="YAML file of category rules, tried before the shipped ones")]
 
 
 @app.callback()
 def _group() -> None:
     """Keeps the group a group while it holds a single command."""
+
+
+def _window(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        start, end = (float(part) for part in text.split(":"))
+    except ValueError as error:
+        raise InputError("bad-window", f"--window {text!r}: give START:END in seconds on the trace's clock, "
+                         f"for example 60.12:60.30") from error
+    return start, end
+
+
+@app.command()
+def decompose(
+    trace: Trace,
+    window: Annotated[str | None, typer.Option("--window", help="START:END in seconds on the trace's clock")] = None,
+    nvtx_range: Annotated[str | None, typer.Option("--range", help="cut to the NVTX ranges of this name")] = None,
+    expect_gpus: Annotated[int | None, typer.Option("--expect-gpus", help="TP x PP; fewer GPUs are refused")] = None,
+    accept_graph_mode: Annotated[bool, typer.Option(
+        "--accept-graph-mode", help="decompose a graph-mode capture of a program that launches no graphs")] = False,
+    rules: Rules = None,
+    json: JsonOption = None,
+) -> None:
+    """Where each GPU's time went: exclusive categories plus idle, summing to the window.
+
+    Example: spoc nsight decompose trace.sqlite --expect-gpus 4
+    """
+    from spoc_lib.nsight import decompose as run
+    from spoc_lib.nsight import rule_book
+    from spoc_lib.nsight.text import decomposition_text
+
+    result = run(trace, _window(window), rules=rule_book(rules), nvtx_range=nvtx_range, expect_gpus=expect_gpus,
+                 accept_graph_mode=accept_graph_mode)
+    emit(result.to_dict(), json, decomposition_text(result))
+
+
+@app.command()
+def classify(
+    file: Annotated[str, typer.Argument(help="kernel names, one a line, or a CSV with a column kernel_name")],
+    rules: Rules = None,
+    json: JsonOption = None,
+) -> None:
+    """Kernel names to categories.
+
+    Example: spoc nsight classify kernels.csv --json -
+    """
+    from spoc_lib.nsight import classify as run
+    from spoc_lib.nsight import rule_book
+
+    result = run(_names(Path(file)), rule_book(rules))
+    emit(result, json, "\n".join(f"{category:10} {name}" for name, category in result.items()))
+
+
+def _names(path: Path) -> list[str]:
+    """Names of a list or of the column kernel_name of a CSV, in order, without repeats."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError("unreadable", f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError("not-text", f"{path} is not a text file of kernel names") from error
+    lines = text.splitlines()
+    header = next(csv.reader(lines[:1]), [])
+    if "kernel_name" in header:
+        names = [row["kernel_name"] for row in csv.DictReader(lines) if row.get("kernel_name")]
+    else:
+        names = [line.strip() for line in lines if line.strip()]
+    if not names:
+        raise InputError("empty-list", f"{path} holds no kernel names: one a line, or a CSV with a column kernel_name")
+    return list(dict.fromkeys(names))

@@ -1,0 +1,6 @@
+"""Inside the GPU: kernel traces in Nsight Systems' schema read, decomposed, and turned into a verdict."""
+
+from spoc_lib.nsight.categories import CATEGORIES, TITLES, classify, rule_book
+from spoc_lib.nsight.decompose import Decomposition, decompose
+
+__all__ = ["CATEGORIES", "TITLES", "Decomposition", "classify", "decompose", "rule_book"]

@@ -1,0 +1,197 @@
+"""Interval algebra in integer nanoseconds: one pass over a GPU's activities that gives every instant one owner.
+
+Intervals are half open, [start, end). All functions take arrays sorted by start unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+
+class Ownership(NamedTuple):
+    """Result of `own`. Rows are the segments between `boundaries`, columns the categories.
+
+    busy_ns[s, c]: time that category c owns; gap_ns[s]: idle time between activities inside the segment;
+    tail_ns[s]: idle time that reaches the segment's end; any_ns[s]: time in which an activity of category `watch`
+    runs, owned or hidden; count[s, c]: activities that start in the segment; gaps[k], gap_sum_ns[k]: idle
+    intervals by length, see `GAP_LIMITS_NS`. For each segment: busy_ns.sum() + gap_ns + tail_ns = its length.
+    """
+
+    busy_ns: np.ndarray
+    gap_ns: np.ndarray
+    tail_ns: np.ndarray
+    any_ns: np.ndarray
+    count: np.ndarray
+    gaps: np.ndarray
+    gap_sum_ns: np.ndarray
+
+
+#: Upper ends of the classes of idle intervals: launch gaps, short host work, host work, waiting; above: nothing to do.
+GAP_LIMITS_NS = np.array([10_000, 100_000, 1_000_000, 10_000_000], dtype=np.int64)
+
+
+@numba.njit(cache=True, nogil=True)
+def _push(ends, owners, size, end, owner):
+    """Put an active interval into the heap ordered by end."""
+    at = size
+    while at > 0:
+        above = (at - 1) // 2
+        if ends[above] <= end:
+            break
+        ends[at] = ends[above]
+        owners[at] = owners[above]
+        at = above
+    ends[at] = end
+    owners[at] = owner
+
+
+@numba.njit(cache=True, nogil=True)
+def _pop(ends, owners, size):
+    """Remove the first to end; the heap holds size - 1 afterwards."""
+    end, owner = ends[size - 1], owners[size - 1]
+    at, last = 0, size - 1
+    while True:
+        child = 2 * at + 1
+        if child >= last:
+            break
+        if child + 1 < last and ends[child + 1] < ends[child]:
+            child += 1
+        if end <= ends[child]:
+            break
+        ends[at] = ends[child]
+        owners[at] = owners[child]
+        at = child
+    ends[at] = end
+    owners[at] = owner
+
+
+@numba.njit(cache=True, nogil=True)
+def _own(start, end, owner, boundaries, categories, watch, limits):
+    segments = boundaries.size - 1
+    busy = np.zeros((segments, categories), dtype=np.int64)
+    gap = np.zeros(segments, dtype=np.int64)
+    tail = np.zeros(segments, dtype=np.int64)
+    watched = np.zeros(segments, dtype=np.int64)
+    count = np.zeros((segments, categories), dtype=np.int64)
+    gaps = np.zeros(limits.size + 1, dtype=np.int64)
+    gap_sum = np.zeros(limits.size + 1, dtype=np.int64)
+    active = np.zeros(categories, dtype=np.int64)
+    ends = np.empty(64, dtype=np.int64)
+    owners = np.empty(64, dtype=np.int64)
+    size = 0
+    top = categories  # the active category that owns the instant; `categories` when idle
+    now, last = boundaries[0], boundaries[segments]
+    segment = 0
+    n = start.size
+    for i in range(n + 1):
+        begin = last if i == n else min(max(start[i], boundaries[0]), last)
+        # let everything end that ends before the next start
+        while now < begin or (size and ends[0] <= begin):
+            until = begin
+            if size and ends[0] < until:
+                until = ends[0]
+            if top == categories and until > now:
+                length = until - now
+                k = 0
+                while k < limits.size and length > limits[k]:
+                    k += 1
+                gaps[k] += 1
+                gap_sum[k] += length
+            while now < until:
+                while boundaries[segment + 1] <= now:
+                    segment += 1
+                cut = min(until, boundaries[segment + 1])
+                if top < categories:
+                    busy[segment, top] += cut - now
+                    if active[watch]:
+                        watched[segment] += cut - now
+                elif cut == boundaries[segment + 1]:
+                    tail[segment] += cut - now
+                else:
+                    gap[segment] += cut - now
+                now = cut
+            while size and ends[0] <= now:
+                gone = owners[0]
+                _pop(ends, owners, size)
+                size -= 1
+                active[gone] -= 1
+                if active[gone] == 0 and gone == top:
+                    while top < categories and active[top] == 0:
+                        top += 1
+        if i == n:
+            break
+        if start[i] >= last or (end[i] <= boundaries[0] and start[i] < boundaries[0]):
+            continue
+        c = owner[i]
+        where = segment
+        while where < segments - 1 and boundaries[where + 1] <= begin:
+            where += 1
+        count[where, c] += 1
+        if end[i] <= begin:
+            continue
+        if size == ends.size:
+            more_ends = np.empty(2 * size, dtype=np.int64)
+            more_owners = np.empty(2 * size, dtype=np.int64)
+            more_ends[:size] = ends
+            more_owners[:size] = owners
+            ends, owners = more_ends, more_owners
+        _push(ends, owners, size, min(end[i], last), c)
+        size += 1
+        active[c] += 1
+        if c < top:
+            top = c
+    return busy, gap, tail, watched, count, gaps, gap_sum
+
+
+def own(start: np.ndarray, end: np.ndarray, owner: np.ndarray, boundaries: np.ndarray, categories: int,
+        watch: int) -> Ownership:
+    """Give every nanosecond between the first and last of `boundaries` (ascending, at least two) to the active
+    category with the smallest index, or to idle.
+
+    start, end: int64 ns, sorted by start; an interval that ends before it starts has no length. owner: category
+    index of each. watch: the category whose hidden time is wanted. Intervals are clipped to the window.
+    """
+    boundaries = np.ascontiguousarray(boundaries, dtype=np.int64)
+    return Ownership(*_own(np.ascontiguousarray(start, dtype=np.int64), np.ascontiguousarray(end, dtype=np.int64),
+                           np.ascontiguousarray(owner, dtype=np.int64), boundaries, categories, watch,
+                           GAP_LIMITS_NS))
+
+
+def union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same set of instants as disjoint, non-touching intervals. Need not be sorted."""
+    start, end = np.asarray(start, dtype=np.int64), np.asarray(end, dtype=np.int64)
+    keep = end > start
+    start, end = start[keep], end[keep]
+    if not start.size:
+        return start, end
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    first = np.concatenate(([True], start[1:] > reach[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return start[first], reach[last]
+
+
+def measure(start: np.ndarray, end: np.ndarray) -> int:
+    """Nanoseconds that any of the intervals covers."""
+    a, b = union(start, end)
+    return int((b - a).sum())
+
+
+def intersection(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]
+                 ) -> tuple[np.ndarray, np.ndarray]:
+    """Instants in both of two unions."""
+    a_start, a_end = union(*a)
+    b_start, b_end = union(*b)
+    if not a_start.size or not b_start.size:
+        return a_start[:0], a_start[:0]
+    # for each interval of a, the run of intervals of b that meet it
+    first = np.searchsorted(b_end, a_start, side="right")
+    stop = np.searchsorted(b_start, a_end, side="left")
+    lengths = np.maximum(stop - first, 0)
+    which_a = np.repeat(np.arange(a_start.size), lengths)
+    offset = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    which_b = first[which_a] + offset
+    return np.maximum(a_start[which_a], b_start[which_b]), np.minimum(a_end[which_a], b_end[which_b])

@@ -1,0 +1,63 @@
+"""`.nsys-rep` and left-over `.qdstrm` files: turned into SQLite by the user's own nsys, beside nothing of theirs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from spoc_lib.core.errors import InputError
+
+_TIMEOUT_S = 1800
+
+
+def find_nsys() -> str | None:
+    """Path of the `nsys` program, or None."""
+    return shutil.which("nsys")
+
+
+def find_importer() -> str | None:
+    """Path of QdstrmImporter: on the PATH or in the host folder beside nsys; None when there is none."""
+    found = shutil.which("QdstrmImporter")
+    if found:
+        return found
+    nsys = find_nsys()
+    roots = [Path(nsys).resolve().parent.parent] if nsys else []
+    roots += [Path("/usr/lib/nsight-systems"), *Path("/opt/nvidia/nsight-systems").glob("*")]
+    for root in roots:
+        for importer in sorted(root.glob("host*/QdstrmImporter")):
+            return str(importer)
+    return None
+
+
+def _run(command: list[str], what: str, path: Path) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise InputError("nsys-failed", f"{what} of {path} did not end within {_TIMEOUT_S} s") from error
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+        raise InputError("nsys-failed", f"{what} of {path} failed: {lines[-1]}")
+
+
+def convert_qdstrm(path: Path, folder: Path) -> Path:
+    """The `.nsys-rep` that QdstrmImporter makes of a left-over `.qdstrm`, in `folder`."""
+    importer = find_importer()
+    if importer is None:
+        raise InputError("no-importer", f"{path} is an unfinished capture, and QdstrmImporter (in the host folder of "
+                         f"Nsight Systems) is not on this machine: convert it where nsys is installed")
+    target = folder / f"{path.stem}.nsys-rep"
+    _run([importer, "--input-file", str(path), "--output-file", str(target)], "the conversion", path)
+    return target
+
+
+def export_sqlite(path: Path, folder: Path) -> Path:
+    """The SQLite export of a `.nsys-rep`, written into `folder`. InputError when nsys is absent or refuses."""
+    nsys = find_nsys()
+    if nsys is None:
+        raise InputError("no-nsys", f"{path} needs nsys to be read, and nsys is not on this machine: run "
+                         f"'nsys export --type sqlite {path.name}' where it is, and give the .sqlite file")
+    target = folder / f"{path.stem}.sqlite"
+    _run([nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target), str(path)],
+         "the export", path)
+    return target

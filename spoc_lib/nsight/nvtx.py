@@ -1,0 +1,113 @@
+"""NVTX ranges of a trace: read by text, and the texts that mark engine steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from spoc_lib.core.errors import InputError
+from spoc_lib.engine.batch import Batch
+from spoc_lib.nsight.sources import TraceSource
+
+NVTX = "NVTX_EVENTS"
+_THREAD_BITS = 0xFFFFFF  # globalTid = hardware, machine, process, thread; the thread stands in the last 24 bits
+_STEP = re.compile(r"^spoc step=(\d+)\b")
+#: What vLLM's worker annotates a step with when its profiler is on: requests and their tokens by kind.
+_VLLM_STEP = re.compile(r"^execute_(?:context|new)_(\d+)\((\d+)\)_(?:generation|cached)_(\d+)\((\d+)\)$")
+
+
+@dataclass(frozen=True)
+class Range:
+    """One NVTX range on the host's clock, ns."""
+
+    global_pid: int
+    start: int
+    end: int
+    text: str
+
+
+def read_ranges(source: TraceSource, wanted: Callable[[str], bool]) -> list[Range]:
+    """Push/pop and start/end ranges whose text is wanted, ordered by start. Text stands in the row or in StringIds."""
+    columns = source.columns(NVTX)
+    if not {"start", "end"} <= set(columns) or not {"text", "textId"} & set(columns):
+        return []
+    tid = "globalTid" if "globalTid" in columns else "start"
+    found: list[tuple[int, int | None, str, int]] = []
+    if "textId" in columns and "StringIds" in source.tables():
+        strings = {i: s for i, s in source.rows("StringIds", ("id", "value")) if s and wanted(s)}
+        ids = list(strings)
+        for at in range(0, len(ids), 500):
+            rows = source.rows(NVTX, ("start", "end", "textId", tid), {"textId": ids[at:at + 500]})
+            found += [(start, end, strings[text], thread) for start, end, text, thread in rows]
+    if "text" in columns:
+        found += [row for row in source.rows(NVTX, ("start", "end", "text", tid)) if row[2] and wanted(row[2])]
+    ranges = [Range((thread or 0) & ~_THREAD_BITS if tid == "globalTid" else 0, start, end, text)
+              for start, end, text, thread in found if end is not None and end >= start]
+    return sorted(ranges, key=lambda r: (r.start, r.end))
+
+
+def is_step(text: str) -> bool:
+    return bool(_STEP.match(text) or _VLLM_STEP.match(text))
+
+
+def step_text(step: int, phase: str, batch: Batch) -> str:
+    """The text of one engine step's range; `parse_step` reads it back."""
+    return f"spoc step={step} phase={phase} " + " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
+                                                         for k, v in batch._asdict().items())
+
+
+def phase_of(prefills: int, decodes: int) -> str:
+    """prefill, decode or mixed; none for an empty step."""
+    if prefills and decodes:
+        return "mixed"
+    return "prefill" if prefills else "decode" if decodes else "none"
+
+
+def parse_step(text: str) -> dict:
+    """{step, phase, and the batch's fields that the text tells}. ValueError for any other text."""
+    vllm = _VLLM_STEP.match(text)
+    if vllm:
+        prefills, prefill_tokens, decodes, decode_tokens = (int(g) for g in vllm.groups())
+        return {"step": None, "phase": phase_of(prefills, decodes), "tokens": prefill_tokens + decode_tokens,
+                "decodes": decodes, "prefills": prefills, "prefill_tokens": prefill_tokens,
+                "logits": prefills + decodes}
+    if not _STEP.match(text):
+        raise ValueError(f"not a step: {text!r}")
+    pairs = dict(part.split("=", 1) for part in text.split()[1:] if "=" in part)
+    result: dict = {"step": int(pairs["step"])}
+    for field in Batch._fields:
+        if field in pairs:
+            result[field] = float(pairs[field])
+    result["phase"] = pairs.get("phase") or phase_of(int(result.get("prefills", 0)), int(result.get("decodes", 0)))
+    return result
+
+
+def extent(source: TraceSource, text: str) -> tuple[int, int]:
+    """First start and last end of the ranges with this text, ns. InputError when there is none."""
+    ranges = read_ranges(source, lambda t: t == text)
+    if not ranges:
+        raise InputError("no-range", f"{source.path} holds no NVTX range named '{text}'")
+    return ranges[0].start, max(r.end for r in ranges)
+
+
+def launches(source: TraceSource, global_pid: int) -> tuple[np.ndarray, np.ndarray]:
+    """(correlation ids, host start ns) of the API calls of one process, sorted by id; empty without API trace.
+
+    Ids repeat across processes, hence one process at a time.
+    """
+    table = "CUPTI_ACTIVITY_KIND_RUNTIME"
+    if not {"start", "globalTid", "correlationId"} <= set(source.columns(table)):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    ids, starts = [], []
+    for start, thread, correlation in source.integers(table, ("start", "globalTid", "correlationId")):
+        mine = (thread & ~_THREAD_BITS) == global_pid
+        ids.append(correlation[mine])
+        starts.append(start[mine])
+    if not ids:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    correlation, start = np.concatenate(ids), np.concatenate(starts)
+    order = np.argsort(correlation, kind="stable")
+    return correlation[order], start[order]

@@ -1,0 +1,211 @@
+"""Where a trace's tables come from: an SQLite file or a folder of Parquet files, read and never written."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spoc_lib.core.errors import InputError
+from spoc_lib.nsight import sqlitepages
+from spoc_lib.nsight.sqlitepages import NULL
+
+#: Tables that are never opened: an environment holds tokens, and nothing here needs it.
+FORBIDDEN = frozenset({"TARGET_INFO_SYSTEM_ENV"})
+_ROWS_AT_ONCE = 1 << 20
+
+
+class TraceSource(Protocol):
+    """Tables by name, columns by name. Absent tables and columns are normal: exporters leave out what is empty."""
+
+    path: Path
+
+    def tables(self) -> frozenset[str]: ...
+
+    def columns(self, table: str) -> tuple[str, ...]: ...
+
+    def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None
+             ) -> list[tuple]:
+        """All rows of a small table; `where` keeps rows whose column is one of the given values."""
+        ...
+
+    def integers(self, table: str, columns: Sequence[str]) -> Iterator[np.ndarray]:
+        """int64 arrays of shape (columns, rows), chunk by chunk, NULL as `sqlitepages.NULL`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def cpu_threads() -> int:
+    """Cores that this process may use, at most 8."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+
+
+class SqliteSource:
+    """An exported `.sqlite` file, opened read-only and immutable: no lock, no journal, no index is left in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._check_whole()
+        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        try:
+            self._connection = sqlite3.connect(uri, uri=True)
+            master = self._connection.execute(
+                "SELECT name, type, rootpage, sql FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+            self._page_size = self._connection.execute("PRAGMA page_size").fetchone()[0]
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+        self._roots = {name: root for name, kind, root, sql in master
+                       if kind == "table" and root and "WITHOUT ROWID" not in (sql or "").upper()}
+        self._tables = frozenset(name for name, *_ in master) - FORBIDDEN
+
+    def _check_whole(self) -> None:
+        size = self.path.stat().st_size
+        with open(self.path, "rb") as file:
+            header = file.read(100)
+        if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
+            what = "is empty" if size == 0 else "is not an SQLite file"
+            raise InputError("not-a-trace", f"{self.path} {what}: give a trace exported with "
+                             f"'nsys export --type sqlite' (or a .nsys-rep, or a parquetdir)")
+        page = int.from_bytes(header[16:18], "big")
+        page = 65536 if page == 1 else page
+        pages = int.from_bytes(header[28:32], "big")
+        if header[24:28] == header[92:96] and pages and size < pages * page:
+            raise InputError("truncated", f"{self.path} is truncated: it holds {size} of {pages * page} bytes; "
+                             f"copy or export it again")
+        self._reserved = header[20]
+        for suffix in ("-wal", "-journal"):
+            beside = self.path.with_name(self.path.name + suffix)
+            if beside.exists() and beside.stat().st_size:
+                raise InputError("unfinished", f"{self.path} is still being written, or its writer was killed "
+                                 f"({beside.name} is beside it): finish the export first")
+
+    def _damaged(self, error: Exception) -> InputError:
+        return InputError("damaged", f"{self.path} is damaged ({error}): copy or export it again")
+
+    def tables(self) -> frozenset[str]:
+        return self._tables
+
+    def columns(self, table: str) -> tuple[str, ...]:
+        return tuple(row[1] for row in self._info(table))
+
+    def _info(self, table: str) -> list[tuple]:
+        if table not in self._tables:
+            return []
+        return self._connection.execute(f'PRAGMA table_info("{table}")').fetchall()
+
+    def _select(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None):
+        names = ", ".join(f'"{column}"' for column in columns)
+        sql, values = f'SELECT {names} FROM "{table}"', []
+        if where:
+            tests = []
+            for column, allowed in where.items():
+                tests.append(f'"{column}" IN ({",".join("?" * len(allowed))})')
+                values.extend(allowed)
+            sql += " WHERE " + " AND ".join(tests)
+        return self._connection.execute(sql, values)
+
+    def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None
+             ) -> list[tuple]:
+        try:
+            return self._select(table, columns, where).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+
+    def integers(self, table: str, columns: Sequence[str]) -> Iterator[np.ndarray]:
+        info = self._info(table)
+        order = {row[1]: index for index, row in enumerate(info)}
+        plain = table in self._roots and not any(
+            row[5] or row[4] is not None for row in info)  # no primary key, no default value
+        done = 0
+        if plain:
+            handle = os.open(self.path, os.O_RDONLY)
+            try:
+                for chunk in sqlitepages.read_chunks(handle, self._roots[table], self._page_size, self._reserved,
+                                                     [order[column] for column in columns], cpu_threads()):
+                    done += chunk.shape[1]
+                    yield chunk
+                return
+            except ValueError as error:
+                raise self._damaged(error) from error
+            except sqlitepages.NotPlain:
+                pass  # some value is no plain integer: SQLite reads the rest, and judges it
+            finally:
+                os.close(handle)
+        yield from self._integers_by_sql(table, columns, done)
+
+    def _integers_by_sql(self, table: str, columns: Sequence[str], skip: int) -> Iterator[np.ndarray]:
+        names = ", ".join(f'"{column}"' for column in columns)
+        try:
+            ordered = " ORDER BY rowid LIMIT -1 OFFSET ?" if table in self._roots else " LIMIT -1 OFFSET ?"
+            cursor = self._connection.execute(f'SELECT {names} FROM "{table}"{ordered}', (skip,))
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                yield np.array([[NULL if value is None else int(value) for value in row] for row in rows],
+                               dtype=np.int64).reshape(len(rows), len(columns)).T
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputError("bad-table", f"{self.path}: table {table} holds something else than integers in one of "
+                             f"the columns {', '.join(columns)}") from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class ParquetSource:
+    """A folder with one Parquet file a table, as `nsys export --type parquetdir` writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = {file.stem: file for file in sorted(path.glob("*.parquet")) if file.stem not in FORBIDDEN}
+        if not self._files:
+            raise InputError("not-a-trace", f"{path} holds no Parquet files: give the folder that "
+                             f"'nsys export --type parquetdir' wrote")
+
+    def tables(self) -> frozenset[str]:
+        return frozenset(self._files)
+
+    def _open(self, table: str) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self._files[table], memory_map=True)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise InputError("damaged", f"{self._files[table]} is damaged ({error}): export it again") from error
+
+    def columns(self, table: str) -> tuple[str, ...]:
+        if table not in self._files:
+            return ()
+        with self._open(table) as file:
+            return tuple(file.schema_arrow.names)
+
+    def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None
+             ) -> list[tuple]:
+        with self._open(table) as file:
+            found = file.read(columns=sorted({*columns, *(where or {})}))
+        for column, allowed in (where or {}).items():
+            values = pa.array(list(allowed)).cast(found.schema.field(column).type)
+            found = found.filter(pc.is_in(found.column(column), value_set=values))
+        return list(zip(*(found.column(column).to_pylist() for column in columns), strict=True))
+
+    def integers(self, table: str, columns: Sequence[str]) -> Iterator[np.ndarray]:
+        with self._open(table) as file:
+            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(columns)):
+                out = np.empty((len(columns), batch.num_rows), dtype=np.int64)
+                for slot, column in enumerate(columns):
+                    values = batch.column(batch.schema.get_field_index(column))
+                    if not pa.types.is_integer(values.type):
+                        raise InputError("bad-table", f"{self._files[table]}: column {column} does not hold integers")
+                    if values.null_count:
+                        values = pc.fill_null(values.cast(pa.int64()), NULL)
+                    out[slot] = values.to_numpy(zero_copy_only=False)
+                yield out
+
+    def close(self) -> None:
+        """Nothing is held open."""

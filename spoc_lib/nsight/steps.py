@@ -1,0 +1,125 @@
+"""Engine steps on each GPU: from NVTX ranges through the launches, else from the kernels' own pattern.
+
+A step runs from the start of its first kernel to the start of the next step's first kernel (the last one to the end
+of its last kernel), so idle time before the next step belongs to the step that was too late to follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from spoc_lib.engine.batch import Batch
+from spoc_lib.nsight import nvtx
+from spoc_lib.nsight.categories import RuleBook
+from spoc_lib.nsight.nvtx import Range
+from spoc_lib.nsight.trace import Activity, Rank, Trace
+
+#: step: the engine's own number, or a count; the batch's fields are null where the trace does not tell them.
+STEP_COLUMNS = ("step", "phase", "start_ns", "end_ns", *Batch._fields)
+_FEWEST_STEPS = 3  # fewer repeats of a pattern are no pattern
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of each rank. source: nvtx | kernels | none."""
+
+    by_rank: dict[Rank, pd.DataFrame]
+    source: str
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, rank: Rank) -> pd.DataFrame:
+        found = self.by_rank.get(rank)
+        return found if found is not None else pd.DataFrame(columns=list(STEP_COLUMNS))
+
+
+def find_steps(trace: Trace, rules: RuleBook) -> Steps:
+    """The steps of every rank."""
+    ranges = nvtx.read_ranges(trace.source, nvtx.is_step)
+    if ranges:
+        return _from_ranges(trace, ranges)
+    found = {rank: steps for rank in trace.ranks
+             if (steps := _from_kernels(trace, trace.activities[rank], rules)) is not None}
+    if found:
+        return Steps(found, "kernels", ["steps were recognised by their sampling kernels, phases by the attention "
+                                        "kernels' names: NVTX ranges would tell more"])
+    return Steps({}, "none", ["no steps recognised: neither NVTX step ranges nor a repeating kernel pattern"])
+
+
+def range_window(trace: Trace, text: str) -> tuple[int, int]:
+    """The extent of the NVTX ranges named `text`."""
+    return nvtx.extent(trace.source, text)
+
+
+def _from_ranges(trace: Trace, ranges: list[Range]) -> Steps:
+    by_pid: dict[int, list[Range]] = {}
+    for item in ranges:
+        by_pid.setdefault(item.global_pid, []).append(item)
+    notes, result = [], {}
+    for rank in trace.ranks:
+        own = by_pid.get(rank.global_pid)
+        activity = trace.activities[rank]
+        ids, starts = nvtx.launches(trace.source, rank.global_pid) if own else (np.empty(0), np.empty(0))
+        if own and ids.size:
+            at = np.clip(np.searchsorted(ids, activity.correlation), 0, ids.size - 1)
+            launched = np.where(ids[at] == activity.correlation, starts[at], -1)
+        else:
+            own = own or max(by_pid.values(), key=len)
+            launched = activity.start
+            notes = ["step ranges were laid over the kernels by time, for the trace ties no launch to them"]
+        steps = _cut(activity, own, launched)
+        if not steps.empty:
+            result[rank] = steps
+    return Steps(result, "nvtx", notes)
+
+
+def _cut(activity: Activity, ranges: list[Range], launched: np.ndarray) -> pd.DataFrame:
+    """The rank's steps: each range's kernels are those launched in it; `launched` on the ranges' clock."""
+    begin = np.array([r.start for r in ranges])
+    finish = np.array([r.end for r in ranges])
+    step = np.searchsorted(begin, launched, side="right") - 1
+    step = np.where((step >= 0) & (launched <= finish[np.maximum(step, 0)]), step, -1)
+    inside = np.flatnonzero(step >= 0)
+    which, first = np.unique(step[inside], return_index=True)  # activities are sorted by start
+    start = np.maximum.accumulate(activity.start[inside[first]]) if which.size else np.empty(0, np.int64)
+    if not which.size:
+        return pd.DataFrame(columns=list(STEP_COLUMNS))
+    last = int(activity.end[inside][step[inside] == which[-1]].max())
+    rows = [nvtx.parse_step(ranges[i].text) for i in which]
+    frame = pd.DataFrame(rows).reindex(columns=list(STEP_COLUMNS))
+    frame["step"] = [row["step"] if row["step"] is not None else int(i) for i, row in zip(which, rows, strict=True)]
+    frame["start_ns"] = start
+    frame["end_ns"] = np.append(start[1:], max(last, int(start[-1])))
+    return frame[frame.end_ns > frame.start_ns].reset_index(drop=True)
+
+
+def _from_kernels(trace: Trace, activity: Activity, rules: RuleBook) -> pd.DataFrame | None:
+    """Steps between sampling kernels; None when the pattern does not repeat. Half steps at both ends are left out."""
+    categories = [rules.match(name) for name in trace.names]
+    ends = np.array([rules.ends_step(name) for name in trace.names])[activity.name]
+    works = np.array([c in ("attn", "gemm", "moe_gemm") for c in categories])[activity.name]
+    work = np.cumsum(works)
+    marks = np.flatnonzero(ends)
+    if marks.size < _FEWEST_STEPS + 1:
+        return None
+    closes = marks[np.append(work[marks[1:]] > work[marks[:-1]], True)]  # the last mark before work resumes
+    begins = closes[:-1] + 1
+    begins = begins[begins < len(activity)]
+    if begins.size < _FEWEST_STEPS:
+        return None
+    hints = np.array([{"decode": 1, "prefill": 2}.get(rules.phase_hint(name) or "", 0) if category == "attn" else 0
+                      for name, category in zip(trace.names, categories, strict=True)])[activity.name]
+    phases = [_phase(hints[a:b + 1]) for a, b in zip(begins, closes[1:], strict=True)]
+    start = activity.start[begins]
+    end = np.append(start[1:], activity.end[closes[-1]])
+    frame = pd.DataFrame({"step": np.arange(begins.size), "phase": phases, "start_ns": start, "end_ns": end})
+    return frame[frame.end_ns > frame.start_ns].reindex(columns=list(STEP_COLUMNS)).reset_index(drop=True)
+
+
+def _phase(hints: np.ndarray) -> str:
+    decode, prefill = bool((hints == 1).any()), bool((hints == 2).any())
+    if decode and prefill:
+        return "mixed"
+    return "decode" if decode else "prefill" if prefill else "unknown"

@@ -1,0 +1,27 @@
+"""Results as a few readable lines."""
+
+from __future__ import annotations
+
+from spoc_lib.nsight.categories import CATEGORIES, TITLES
+from spoc_lib.nsight.decompose import Decomposition
+
+
+def decomposition_text(result: Decomposition) -> str:
+    """One column a GPU, one row a category, in percent of the window; then phases, unknown kernels and notes."""
+    shares = result.shares()
+    head = [f"{pid}:{device}" for pid, device in shares.index]
+    lines = [f"{'simulated ' if result.simulated else ''}trace {result.path}: {len(head)} GPUs, "
+             f"window {result.window_s * 1e3:.3f} ms",
+             f"{'% of the window':22}" + "".join(f"{h:>12}" for h in head)]
+    for category in (*CATEGORIES, "idle"):
+        values = shares[category]
+        if values.any():
+            lines.append(f"{TITLES[category]:22}" + "".join(f"{value * 100:12.2f}" for value in values))
+    for row in result.step_summary():
+        lines.append(f"{row['phase']} steps: {row['steps']}, mean {row['mean_s'] * 1e3:.3f} ms, "
+                     f"idle {row['gap_share']:.1%} of the step, of it between its kernels "
+                     f"{row['launch_bound_share']:.1%}")
+    for kernel in result.unknown_kernels[:5]:
+        lines.append(f"unknown kernel, {kernel['share']:.1%} of kernel time: {kernel['name'][:80]} "
+                     f"(add a rule with --rules)")
+    return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])
