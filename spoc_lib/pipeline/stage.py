@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import shlex
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -81,6 +82,13 @@ class Stage:
         found = self.result_of("02")
         return dict(found["best_flags"]) if found else {}
 
+    def cluster_for(self, target_users: int = 0) -> config.Cluster:
+        """The cluster, with another number of users to search at where one is given."""
+        if not target_users:
+            return self.cluster
+        search = self.cluster.search.model_copy(update={"target_users": target_users})
+        return self.cluster.model_copy(update={"search": search})
+
     @property
     def flags_origin(self) -> str:
         if getattr(self.parameters, "flags", ""):
@@ -152,7 +160,15 @@ def begin(number: str, namespace: dict[str, Any]) -> Stage:
             cluster.name, facts={"cluster": cluster.name, "profile": profile.name, "seed": parameters.seed}
         )
     stage = Stage(number, run, parameters, cluster, profile)
-    stage.folder.mkdir(exist_ok=True)
-    (stage.folder / "result.json").unlink(missing_ok=True)
+    _prepare(stage)
     run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters.model_dump())
     return stage
+
+
+def _prepare(stage: Stage) -> None:
+    """An unfinished stage with the same parameters is gone on with; any other starts on an empty folder."""
+    before = stage.run.stage_state(stage.number)
+    same = before.get("parameters", {}) | {"run_dir": ""} == stage.parameters.model_dump() | {"run_dir": ""}
+    if before["state"] == "done" or not same:
+        shutil.rmtree(stage.folder, ignore_errors=True)
+    stage.folder.mkdir(exist_ok=True)

@@ -14,11 +14,15 @@ from spoc_lib.report.tables import column, label
 OBJECTIVES = ("output_tokens_per_s", "ttft_p95_s", "itl_p95_s")
 
 
+def measured(trials: pd.DataFrame) -> pd.DataFrame:
+    """The trials that have a measurement of their own, within the SLOs or not."""
+    return trials[trials["state"].isin(["complete", "infeasible"])]
+
+
 def _groups(trials: pd.DataFrame, knee: int | None):
     """(name, rows, marker) of the groups that every scatter shows."""
-    done = trials[trials["state"] == "complete"]
-    front = done["on_front"].fillna(False).astype(bool)
-    feasible = done["violation"].fillna(0) <= 0
+    done = measured(trials)
+    front, feasible = done["on_front"].fillna(False).astype(bool), done["state"] == "complete"
     yield "misses an SLO", done[~feasible], {"color": style.GREY, "symbol": "x", "size": 7}
     yield "meets the SLOs", done[feasible & ~front], {"color": style.SKY, "symbol": "circle", "size": 8}
     yield "Pareto front", done[front], {"color": style.BLUE, "symbol": "circle", "size": 10}
@@ -112,7 +116,7 @@ def importances(table: pd.DataFrame) -> go.Figure:
 
 def slices(trials: pd.DataFrame, flag: str = "max_num_batched_tokens") -> go.Figure:
     """TTFT and ITL against one flag: the chunked-prefill trade-off."""
-    done = trials[trials["state"] == "complete"]
+    done = measured(trials)
     values = done["flags"].map(lambda text: json.loads(text).get(flag))
     figure = make_subplots(rows=1, cols=2, subplot_titles=[label("ttft_p95_s"), label("itl_p95_s")])
     for position, name in enumerate(("ttft_p95_s", "itl_p95_s"), 1):
@@ -129,3 +133,22 @@ def slices(trials: pd.DataFrame, flag: str = "max_num_batched_tokens") -> go.Fig
         )
     figure.update_xaxes(title_text=flag, type="log")
     return figure.update_layout(title=f"The chunked-prefill trade-off: latency against {flag}")
+
+
+def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
+    """How the trials ended: columns state, failure_class, trials, and one reason of each."""
+    groups = trials.assign(failure_class=trials["failure_class"].fillna("")).groupby(["state", "failure_class"], sort=False)
+    return groups.agg(trials=("trial", "size"), example=("reason", "first")).reset_index()
+
+
+def confirmations(found: list) -> pd.DataFrame:
+    """The finalists over HTTP beside the twin, one row each. `found`: `search.confirm.Confirmation`s."""
+    rows = []
+    for item in found:
+        row = {"role": item.role, "trial": item.trial, "users": item.users, "agrees": item.agrees}
+        for name in OBJECTIVES:
+            for driver, values in (("HTTP", item.http), ("twin", item.twin)):
+                shown = None if values is None else values[name] * column(name).scale
+                row[f"{label(name)}, {driver}"] = shown
+        rows.append(row)
+    return pd.DataFrame(rows)
