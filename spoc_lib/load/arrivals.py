@@ -1,0 +1,92 @@
+"""When the bytes came, told by the kernel: the client's own lateness leaves no mark on a measurement.
+
+With 300 streams a batch of tokens arrives at once and Python reads the last of them milliseconds later. Linux stamps
+every packet on arrival (SO_TIMESTAMPNS, on TCP the stamp of the last byte read); `ArrivalSocket` asks for that stamp
+with each read. Where there is none (TLS, other systems) the stamp is taken right after the read.
+
+Imported in the load child only: gevent's sockets, geventhttpclient's pools.
+"""
+
+from __future__ import annotations
+
+import socket as plain_socket
+import struct
+import time
+
+import gevent.socket
+from geventhttpclient.client import HTTPClient, HTTPClientPool
+from geventhttpclient.connectionpool import ConnectionPool
+
+SO_TIMESTAMPNS = 35  # Linux, asm-generic; Python's socket module does not name it
+_STAMP = struct.Struct("qq")
+_ANCILLARY_BYTES = 64
+#: Servers drop idle connections (uvicorn after 5 s); a request must not race with that.
+IDLE_LIMIT_S = 4.0
+
+
+class WallOffset:
+    """Monotonic minus wall time, in parts that keep the precision of a nanosecond; `refresh` now and then."""
+
+    base_s = 0
+    offset_s = 0.0
+
+    @classmethod
+    def refresh(cls) -> None:
+        before, wall_ns, after = time.monotonic(), time.time_ns(), time.monotonic()
+        cls.base_s = wall_ns // 1_000_000_000
+        cls.offset_s = (before + after) / 2 - (wall_ns - cls.base_s * 1_000_000_000) * 1e-9
+
+
+class ArrivalSocket(gevent.socket.socket):
+    """A socket that knows when the bytes it last gave had arrived (`arrival_s`, monotonic seconds)."""
+
+    arrival_s = 0.0
+    idle_since_s = 0.0
+    kernel_stamps = False
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        data, ancillary, _, _ = self.recvmsg(size, _ANCILLARY_BYTES, flags)
+        now = time.monotonic()
+        if ancillary:
+            seconds, nanoseconds = _STAMP.unpack(ancillary[0][2])
+            stamp = seconds - WallOffset.base_s + nanoseconds * 1e-9 + WallOffset.offset_s
+            if now - 60.0 < stamp <= now:  # else the wall clock was set meanwhile
+                self.kernel_stamps = True
+                self.arrival_s = stamp
+                return data
+        self.arrival_s = now
+        return data
+
+
+class ArrivalPool(ConnectionPool):
+    """Connections of `ArrivalSocket`s; one idle for longer than `IDLE_LIMIT_S` is not used again."""
+
+    def _create_tcp_socket(self, family: int, socktype: int, protocol: int) -> ArrivalSocket:
+        sock = ArrivalSocket(family, socktype, protocol)
+        sock.setsockopt(plain_socket.IPPROTO_TCP, plain_socket.TCP_NODELAY, 1)
+        try:
+            sock.setsockopt(plain_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        except OSError:
+            sock.kernel_stamps = False  # the summary says which stamps were used
+        return sock
+
+    def return_socket(self, sock: ArrivalSocket) -> None:
+        sock.idle_since_s = time.monotonic()
+        super().return_socket(sock)
+
+    def _is_socket_alive(self, sock: ArrivalSocket) -> bool:
+        fresh = sock.idle_since_s == 0.0 or time.monotonic() - sock.idle_since_s < IDLE_LIMIT_S
+        return fresh and super()._is_socket_alive(sock)
+
+
+class ArrivalClientPool(HTTPClientPool):
+    """geventhttpclient's pool of clients, with connections that know arrivals (plain HTTP only)."""
+
+    def get_client(self, url: object) -> HTTPClient:
+        client = super().get_client(url)
+        old = client._connection_pool
+        if not client.ssl and not isinstance(old, ArrivalPool):
+            client._connection_pool = ArrivalPool(
+                old._connection_host, old._connection_port, old._request_host, old._request_port, size=old.size,
+                network_timeout=old.network_timeout, connection_timeout=old.connection_timeout)
+        return client

@@ -1,0 +1,176 @@
+"""Measure the measurer: this client against a paced server on the same box, and the gate that follows from it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from spoc_lib.core.errors import SpocError
+from spoc_lib.core.files import write_json
+from spoc_lib.core.stats import percentile
+from spoc_lib.load import figures
+from spoc_lib.load.plan import FixedTurns, LoadPlan
+
+#: A rung over this share of the client's ceiling is the client's result, not the server's.
+CEILING_SHARE = 0.5
+#: Stamps later than this share of the measured gap spoil it.
+LAG_SHARE = 0.1
+#: One Python process at this share of a core has no room for lateness.
+CPU_SHARE = 0.85
+WALL_US = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """What the client can do on this host, against a server whose answers are known.
+
+    Errors are measured minus configured: TTFT, and each gap (`gap_error`, absolute). `server_late_p99_s`: the paced
+    server's own lateness, part of those errors. `ceiling_tokens_per_s` (one process): the tokens a second at which
+    this process's core would be full; `ceiling_users` at the tested pace.
+    """
+
+    host: str
+    users: int
+    itl_s: float
+    ttft_s: float
+    tokens_per_s: float
+    in_flight_users: float
+    ttft_error_p50_s: float
+    ttft_error_p99_s: float
+    gap_error_p50_s: float
+    gap_error_p99_s: float
+    cpu_us_per_token: float
+    ceiling_tokens_per_s: float
+    ceiling_users: float
+    server_late_p50_s: float
+    server_late_p99_s: float
+    startup_s: float
+    stamps: str
+    passed: bool
+    sentence: str
+
+
+@contextlib.contextmanager
+def paced_server(ttft_s: float, itl_s: float, prefix: tuple[str, ...] = ()) -> Iterator[str]:
+    """The paced server as a process of its own; yields its base URL. `prefix`: a command to run it under (taskset)."""
+    command = [*prefix, sys.executable, "-m", "spoc_lib.load.paced", "--ttft", str(ttft_s), "--itl", str(itl_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise SpocError("no-paced-server", f"the paced server did not start (exit status {process.wait()})")
+        yield orjson.loads(line)["base_url"]
+    finally:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def paced_report(base_url: str) -> dict[str, Any]:
+    """What the paced server says of itself (`/paced`)."""
+    import urllib.request
+
+    with urllib.request.urlopen(f"{base_url}/paced", timeout=10) as answer:
+        return orjson.loads(answer.read())
+
+
+def selfcheck(users: int = 100, duration_s: float = 10.0, *, ttft_s: float = 0.2, itl_s: float = 0.02,
+              output_tokens: int = 200, prompt_tokens: int = 16, folder: Path | None = None,
+              progress: Callable[[dict], None] | None = None, store: bool = True) -> SelfCheck:
+    """Run `users` fixed users for `duration_s` against a paced server and say how late and how dear the client is.
+
+    Stored for this host (see `stored_path`), where every later rung finds it.
+    """
+    from spoc_lib.load.runner import run
+
+    with contextlib.ExitStack() as stack:
+        base_url = stack.enter_context(paced_server(ttft_s, itl_s))
+        where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spoc-selfcheck-")))
+        plan = LoadPlan(base_url=base_url, model="paced", users=users, duration_s=duration_s, stop_timeout_s=5,
+                        warmup_s=min(2.0, duration_s / 4),
+                        fixed=FixedTurns(output_tokens=output_tokens, prompt_tokens=prompt_tokens))
+        result = run(plan, where, progress=progress)
+        report = paced_report(base_url)
+    check = judge(result, ttft_s, itl_s, report)
+    if store:
+        write_json(stored_path(), asdict(check))
+    return check
+
+
+def judge(result: Any, ttft_s: float, itl_s: float, report: Mapping[str, Any]) -> SelfCheck:
+    """The SelfCheck of a LoadRun against a paced server and that server's own report."""
+    start_s, end_s = result.window
+    timed = figures.started_in(result.requests, start_s, end_s)
+    errors = timed["ttft_s"].dropna().to_numpy() - ttft_s
+    chunks = result.chunks
+    gaps = figures.gap_table(chunks[chunks["request"].isin(timed["request"])])["gap_s"].to_numpy()
+    off = np.abs(gaps - itl_s)
+    summary = result.summary
+    per_token = summary["client_cpu_us_per_token"] or 0.0
+    ceiling = WALL_US * CPU_SHARE / per_token if per_token else 0.0
+    lag_p99 = percentile(off, 99)
+    failed = summary["failed"] + (0 if summary["valid"] else 1)
+    passed = not failed and lag_p99 <= LAG_SHARE * itl_s
+    sentence = (f"the client holds {summary['in_flight_users']:.0f} of {summary['users']} streams, gap error p99 "
+                f"{1e3 * lag_p99:.2f} ms, {per_token:.0f} us CPU a token, ceiling {ceiling:,.0f} tokens/s a process")
+    return SelfCheck(
+        host=host_key(), users=summary["users"], itl_s=itl_s, ttft_s=ttft_s,
+        tokens_per_s=summary["output_tokens_per_s"], in_flight_users=summary["in_flight_users"],
+        ttft_error_p50_s=percentile(errors, 50), ttft_error_p99_s=percentile(errors, 99),
+        gap_error_p50_s=percentile(off, 50), gap_error_p99_s=lag_p99, cpu_us_per_token=per_token,
+        ceiling_tokens_per_s=ceiling, ceiling_users=ceiling * itl_s, server_late_p50_s=report["late_p50_s"],
+        server_late_p99_s=report["late_p99_s"], startup_s=summary["startup_s"], stamps=summary["stamps"],
+        passed=passed, sentence=sentence)
+
+
+def host_key() -> str:
+    """Names the host whose client was measured: another machine or Python needs its own check."""
+    return f"{platform.node()} {os.cpu_count()} cpus Python {platform.python_version()}"
+
+
+def stored_path() -> Path:
+    """Where the last self-check of this host lies: `SPOC_CACHE` or the user's cache folder."""
+    base = os.environ.get("SPOC_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spoc"
+    return Path(base) / "selfcheck.json"
+
+
+def stored() -> SelfCheck | None:
+    """The stored self-check of this host; None when there is none (the summary then says so)."""
+    try:
+        check = SelfCheck(**orjson.loads(stored_path().read_bytes()))
+    except (OSError, orjson.JSONDecodeError, TypeError):
+        return None
+    return check if check.host == host_key() else None
+
+
+def client_limits(summary: Mapping[str, Any], processes: int, check: SelfCheck | None) -> list[str]:
+    """Sentences that say why a rung's figures are the client's rather than the server's; empty when they are not."""
+    limits = []
+    if summary["client_cpu_ratio"] > CPU_SHARE:
+        limits.append(f"a client process used {100 * summary['client_cpu_ratio']:.0f} % of its core")
+    if check is None:
+        return limits
+    share = summary["output_tokens_per_s"] / (check.ceiling_tokens_per_s * processes or np.inf)
+    if share > CEILING_SHARE:
+        limits.append(f"{summary['output_tokens_per_s']:,.0f} tokens/s are {100 * share:.0f} % of the client's "
+                      f"ceiling of {check.ceiling_tokens_per_s * processes:,.0f}")
+    itl = summary["itl_s"]["p50"]
+    if np.isfinite(itl) and check.gap_error_p99_s > LAG_SHARE * itl:
+        limits.append(f"the client's lag p99 of {1e3 * check.gap_error_p99_s:.1f} ms is over {100 * LAG_SHARE:.0f} % "
+                      f"of the measured ITL of {1e3 * itl:.1f} ms")
+    return limits

@@ -1,0 +1,101 @@
+"""The endpoint before the clock starts: is it there, does it serve the model, what can it do? One sentence if not.
+
+Runs in the parent, on the standard library's blocking client, once a rung.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+
+import orjson
+
+from spoc_lib.core.errors import InputError
+from spoc_lib.load.plan import LoadPlan
+
+#: A firewall that swallows packets must not hold a rung for minutes.
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What the probe saw. `max_model_len` and `notes` (sentences) are what a non-vLLM server may lack."""
+
+    models: tuple[str, ...]
+    max_model_len: int | None
+    notes: tuple[str, ...]
+
+
+def api_key(plan: LoadPlan) -> str | None:
+    """The key from the environment; InputError when the plan names a variable that is not set."""
+    if plan.api_key_env is None:
+        return None
+    key = os.environ.get(plan.api_key_env)
+    if not key:
+        raise InputError("no-api-key", f"the environment variable {plan.api_key_env} holds no API key: set it, or"
+                         " leave 'api_key_env' out for an endpoint without one")
+    return key
+
+
+def probe(plan: LoadPlan) -> Endpoint:
+    """Ask `/v1/models`; InputError with one sentence when nobody answers or the model is not served.
+
+    A server without that page is taken as it is: the note says so.
+    """
+    status, body = _get(plan, f"{plan.api_url}/models")
+    if status in (401, 403):
+        raise InputError("unauthorised", f"{plan.base_url} refuses the API key (HTTP {status}): name the environment"
+                         " variable that holds it in 'api_key_env' (--api-key-env)")
+    if status != 200:
+        return Endpoint((), None, (f"{plan.api_url}/models answers HTTP {status}: the model's name is not checked",))
+    try:
+        data = orjson.loads(body)["data"]
+        cards = {str(card["id"]): card for card in data}
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return Endpoint((), None, (f"{plan.api_url}/models is not an OpenAI model list: the name is not checked",))
+    if cards and plan.model not in cards:
+        raise InputError("unknown-model", f"{plan.base_url} does not serve the model '{plan.model}': it serves "
+                         + ", ".join(sorted(cards)))
+    length = cards.get(plan.model, {}).get("max_model_len")
+    return Endpoint(tuple(cards), int(length) if length else None, ())
+
+
+def first_model(base_url: str, api_key_env: str | None = None, verify_tls: bool = True) -> str:
+    """The name of the only or first model served; for a command line without `--model`."""
+    plan = LoadPlan(base_url=base_url, model="?", users=1, duration_s=1, api_key_env=api_key_env,
+                    verify_tls=verify_tls)
+    status, body = _get(plan, f"{plan.api_url}/models")
+    try:
+        if status == 200:
+            return str(orjson.loads(body)["data"][0]["id"])
+    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
+        pass  # the sentence below says what to do
+    raise InputError("no-model", f"{base_url} does not list its models: name one with --model")
+
+
+def _get(plan: LoadPlan, url: str) -> tuple[int, bytes]:
+    request = urllib.request.Request(url, headers=dict(plan.headers))
+    key = api_key(plan)
+    if key:
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
+    context = ssl.create_default_context() if url.startswith("https:") else None
+    if context and not plan.verify_tls:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}),
+                                         *([urllib.request.HTTPSHandler(context=context)] if context else []))
+    try:
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    except urllib.error.URLError as error:
+        why = getattr(error.reason, "strerror", None) or str(error.reason)
+        raise InputError("unreachable", f"no server answers at {plan.base_url}: {why}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputError("unreachable", f"no server answers at {plan.base_url}: {why}") from error
+

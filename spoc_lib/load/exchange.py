@@ -1,0 +1,186 @@
+"""One request and its streamed answer: send, stamp, read to the end, say what happened. Child process only."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import time
+from dataclasses import dataclass, field
+
+import gevent
+import orjson
+from geventhttpclient.response import HTTPParseError
+from locust.contrib.fasthttp import FastHttpSession, FastResponse
+
+from spoc_lib.load.arrivals import ArrivalSocket
+from spoc_lib.load.sse import StreamReader, classify_error
+
+READ_BYTES = 65536
+#: Pieces that may wait unparsed: stamp first, parse later, but never a long block at the end.
+PARSE_EVERY = 32
+#: After [DONE] the stream must end; a server that forgets to gets this long.
+AFTER_DONE_S = 2.0
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What became of one request. Times are monotonic seconds; `reader` holds chunks, usage and reply.
+
+    `handled_late_s`: how long the bytes lay in the kernel before this process read them, the longest of the stream.
+    """
+
+    send_s: float
+    end_s: float = 0.0
+    status: int | None = None
+    error_class: str | None = None
+    error_message: str | None = None
+    retry_after_s: float | None = None
+    kernel_stamps: bool = False
+    handled_late_s: float = 0.0
+    reader: StreamReader = field(default_factory=StreamReader)
+
+
+def exchange(session: FastHttpSession, url: str, body: bytes, headers: dict[str, str], timeout_s: float,
+             result: Exchange) -> None:
+    """Fill `result`; raises only GreenletExit (the rung cut the user off). `result.send_s` is set here."""
+    result.send_s = time.monotonic()
+    limit = gevent.Timeout(timeout_s)
+    limit.start()
+    response: FastResponse | None = None
+    try:
+        response = session.post(url, data=body, headers=headers, stream=True, name=url)
+        if response.status_code == 0:
+            _failed(result, response.error)
+        else:
+            result.status = response.status_code
+            if response.status_code == 200:
+                _read_stream(response, result)
+            else:
+                _read_error(response, result)
+    except gevent.Timeout as timeout:
+        if timeout is not limit:
+            raise
+        result.error_class, result.error_message = "timeout", f"no end after {timeout_s:g} s"
+    except (OSError, HTTPParseError) as error:
+        _failed(result, error)
+    finally:
+        limit.close()
+        if response is not None and response.status_code:
+            response.stream.release()
+        result.end_s = result.end_s or time.monotonic()
+
+
+def _read_stream(response: FastResponse, result: Exchange) -> None:
+    stream, reader = response.stream, result.reader
+    if "text/event-stream" not in str(response.headers.get("content-type", "text/event-stream")):
+        return _read_error(response, result)
+    _pump(stream, result)
+    now = time.monotonic()
+    if reader.error_class is None and result.error_class is None:
+        reader.close(now)
+    if reader.error_class:
+        result.error_class, result.error_message = reader.error_class, reader.error_message
+    elif not reader.complete:
+        result.error_class = result.error_class or "cut"
+        result.error_message = result.error_message or "the stream ended without finish reason or [DONE]"
+    elif not reader.times_s:
+        result.error_class, result.error_message = "empty", "the answer carries no token"
+    else:
+        result.error_class = None  # whole answer; how the connection ended afterwards is no matter
+    if result.error_class is None:
+        result.end_s = max(reader.times_s[-1], reader.finish_s or 0.0)
+    return None
+
+
+def _pump(stream: object, result: Exchange) -> None:
+    """Read what is there as it comes, stamp it, parse in small batches.
+
+    `read(n)` of the library would wait for n bytes and smear the stamps; so the socket is read here and the
+    library's parser fed. A first piece may have come with the headers.
+    """
+    reader, buffer = result.reader, stream._body_buffer
+    sock, pieces = stream._sock, []
+    stamped = isinstance(sock, ArrivalSocket)
+    if buffer:
+        pieces.append((sock.arrival_s if stamped else time.monotonic(), bytes(buffer)))
+        buffer.clear()
+    late = 0.0
+    try:
+        while not stream.message_complete and sock is not None:
+            data = sock.recv(READ_BYTES)
+            now = time.monotonic()
+            arrival = sock.arrival_s if stamped else now
+            if now - arrival > late:
+                late = now - arrival
+            stream.feed(data)
+            if buffer:
+                pieces.append((arrival, bytes(buffer)))
+                buffer.clear()
+            if not data and not stream.message_complete:
+                result.error_class, result.error_message = "cut", "the connection closed in mid-answer"
+                break
+            if len(pieces) >= PARSE_EVERY:
+                _parse(reader, pieces)
+                if reader.error_class:
+                    break
+            if b"[DONE]" in data and not stream.message_complete:
+                sock.settimeout(AFTER_DONE_S)
+    except (OSError, HTTPParseError) as error:
+        _failed(result, error)
+    finally:
+        result.handled_late_s = late
+        result.kernel_stamps = bool(stamped and sock.kernel_stamps)
+        _parse(reader, pieces)
+
+
+def _parse(reader: StreamReader, pieces: list[tuple[float, bytes]]) -> None:
+    for arrival, piece in pieces:
+        reader.feed(arrival, piece)
+    pieces.clear()
+
+
+def _read_error(response: FastResponse, result: Exchange) -> None:
+    """An answer that is no stream: an error with JSON or text, or a server that does not stream."""
+    text = response.content or b""
+    status = result.status
+    try:
+        said = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        said = text[:300].decode("utf-8", "replace")
+    if status == 200:
+        streamless = isinstance(said, dict) and "choices" in said
+        result.error_class, result.error_message = (
+            ("not_streamed", "the server answered without streaming") if streamless
+            else classify_error(said, "bad_event"))
+    else:
+        result.error_class, result.error_message = classify_error(said, f"http_{status}")
+    result.retry_after_s = retry_after(response.headers.get("retry-after"))
+
+
+def retry_after(value: object) -> float | None:
+    """Seconds of a Retry-After header; None when absent or a date (rare, and no monotonic time)."""
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < 1e6 else None
+
+
+def _failed(result: Exchange, error: BaseException | None) -> None:
+    """Name the error class of a connection that failed."""
+    while error is not None and not isinstance(error, (OSError, HTTPParseError, gevent.Timeout)):
+        error = error.__cause__ or error.__context__
+    result.error_message = f"{type(error).__name__}: {error}"[:300]
+    if isinstance(error, ConnectionRefusedError):
+        result.error_class = "refused"
+    elif isinstance(error, (TimeoutError, gevent.Timeout)):
+        result.error_class = "timeout"
+    elif isinstance(error, socket.gaierror):
+        result.error_class = "dns"
+    elif isinstance(error, ssl.SSLError):
+        result.error_class = "tls"
+    elif isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        result.error_class = "unreachable"
+    else:
+        result.error_class = "cut"

@@ -1,0 +1,81 @@
+"""Latency samples from the tables: the definitions of the design, once, for both drivers.
+
+TTFT, ITL, TPOT and end-to-end as arrays of seconds, failures as +inf, so that a percentile never forgets them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from spoc_lib.load.records import CLIENT_CUTS
+
+
+def started_in(requests: pd.DataFrame, start_s: float, end_s: float) -> pd.DataFrame:
+    """The requests whose latency belongs to the window: by start time."""
+    return requests[(requests["send_s"] >= start_s) & (requests["send_s"] < end_s)]
+
+
+def ttft_values(requests: pd.DataFrame) -> np.ndarray:
+    """Seconds to the first token. A failed request is +inf; a censored one has its TTFT if it came, else +inf
+    (it waited to the end of the rung), unless the client itself was cut."""
+    ours = requests["error_class"].isin(CLIENT_CUTS) & requests["ttft_s"].isna()
+    kept = requests[~ours]
+    return np.where(kept["outcome"] == "failed", math.inf, kept["ttft_s"].astype(float).fillna(math.inf))
+
+
+def itl_values(requests: pd.DataFrame, chunks: pd.DataFrame) -> np.ndarray:
+    """Seconds between tokens: each gap between chunks divided over the tokens that the later chunk carries, one
+    sample a token. The tokens that a failed request still owed are +inf."""
+    own = chunks[chunks["request"].isin(requests["request"])]
+    gaps = gap_table(own)
+    repeats = np.maximum(1, np.rint(gaps["tokens"].to_numpy())).astype(int)
+    values = np.repeat(gaps["gap_s"].to_numpy() / np.maximum(gaps["tokens"].to_numpy(), 1.0), repeats)
+    failed = requests[requests["outcome"] == "failed"]
+    got = own[own["request"].isin(failed["request"])]["tokens"].sum()
+    owed = int(max(len(failed), failed["intended_output_tokens"].fillna(1).sum() - got)) if len(failed) else 0
+    return np.concatenate([values, np.full(owed, math.inf)])
+
+
+def gap_table(chunks: pd.DataFrame) -> pd.DataFrame:
+    """One row a gap between two chunks of a request: request, time_s (of the later), gap_s, tokens (of the later)."""
+    ordered = chunks.sort_values(["request", "time_s"], kind="stable")
+    gaps = ordered["time_s"].to_numpy()[1:] - ordered["time_s"].to_numpy()[:-1]
+    same = ordered["request"].to_numpy()[1:] == ordered["request"].to_numpy()[:-1]
+    later = ordered.iloc[1:][same]
+    return pd.DataFrame({"request": later["request"].to_numpy(), "time_s": later["time_s"].to_numpy(),
+                         "gap_s": gaps[same], "tokens": later["tokens"].to_numpy()})
+
+
+def tpot_values(requests: pd.DataFrame) -> np.ndarray:
+    """(end - first token) / (tokens - 1) of completed requests with two tokens or more; failed ones +inf."""
+    done = requests[(requests["outcome"] == "completed") & (requests["output_tokens"].fillna(0) > 1)]
+    values = (done["end_s"] - done["first_token_s"]) / (done["output_tokens"] - 1)
+    return np.concatenate([values.to_numpy(dtype=float), np.full((requests["outcome"] == "failed").sum(), math.inf)])
+
+
+def e2e_values(requests: pd.DataFrame) -> np.ndarray:
+    """Seconds from sending to the last token; failed and censored ones +inf (but not cuts by the client itself)."""
+    kept = requests[~requests["error_class"].isin(CLIENT_CUTS)]
+    return np.where(kept["outcome"] == "completed", kept["end_s"] - kept["send_s"], math.inf)
+
+
+def think_times(requests: pd.DataFrame) -> pd.Series:
+    """Seconds between the end of a user's previous request and the sending of this one; NaN for the first."""
+    ordered = requests.sort_values(["user", "send_s"], kind="stable")
+    return (ordered["send_s"] - ordered.groupby("user")["end_s"].shift()).reindex(requests.index)
+
+
+def little(requests: pd.DataFrame, live: float, start_s: float, end_s: float) -> dict[str, float]:
+    """Little's law in the window, N = X (R + Z): throughput, mean response, mean think, and the error ratio
+    X (R + Z) / N - 1. Requests count by their end, with the think time that went before them."""
+    ended = requests[(requests["end_s"] >= start_s) & (requests["end_s"] < end_s)
+                     & (requests["outcome"] != "censored")]
+    rate = len(ended) / (end_s - start_s) if end_s > start_s else math.nan
+    response = float((ended["end_s"] - ended["send_s"]).mean()) if len(ended) else math.nan
+    thought = think_times(requests).reindex(ended.index).dropna()
+    think = float(thought.mean()) if len(thought) else math.nan
+    error = rate * (response + think) / live - 1 if live else math.nan
+    return {"request_rate_per_s": rate, "response_s": response, "think_s": think, "little_error_ratio": error}

@@ -1,0 +1,96 @@
+"""What one rung of load is: the whole of it, as JSON, so that a child process and a reader a year later agree."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from spoc_lib.core.yamlfile import Strict
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class FixedTurns(Strict):
+    """Users without personas, for measuring the client: each request has one size, each pause one length.
+
+    Exactly what a paced server can be held against; no corpus and no tokenizer are needed.
+    """
+
+    prompt_tokens: PositiveInt = 16
+    output_tokens: PositiveInt = 128
+    think_time_s: NotNegative = 0.0
+
+
+class LoadPlan(Strict):
+    """One rung: who (personas, users, seed, salt) asks whom (endpoint, model) for how long.
+
+    `warmup_s` counts from the end of the ramp and is never part of the steady window; `salt` changes every text
+    without changing a size, so a rung meets a cold cache. `scale` multiplies the personas' token sizes.
+    The API key is read from the environment variable named by `api_key_env`; it stands nowhere else.
+    """
+
+    base_url: str
+    model: str
+    users: PositiveInt
+    duration_s: Positive
+    personas: str = "spoc"
+    fixed: FixedTurns | None = None
+    corpus: str | None = Field(None, description="folder of text; default: Python's installed standard library")
+    warmup_s: NotNegative = 0.0
+    ramp_s: NotNegative = 0.0
+    seed: int = 0
+    salt: int = 0
+    gap_cap_s: Positive = 60.0
+    start: Literal["cold", "stationary"] = "stationary"
+    context_limit: PositiveInt | None = None
+    scale: Positive = 1.0
+    api: Literal["chat", "completions"] = "chat"
+    api_key_env: str | None = None
+    headers: dict[str, str] = {}
+    extra_body: dict[str, Any] = {}
+    verify_tls: bool = True
+    request_timeout_s: Positive = 600.0
+    idle_timeout_s: Positive = 120.0
+    stop_timeout_s: NotNegative = 30.0
+    processes: PositiveInt = 1
+    ui_port: int | None = Field(None, description="port of Locust's own web page on 127.0.0.1; null = no page")
+
+    @field_validator("base_url")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError("must start with http:// or https://, for example http://127.0.0.1:8000")
+        return value.rstrip("/")
+
+    @field_validator("headers")
+    @classmethod
+    def _no_secret(cls, value: dict[str, str]) -> dict[str, str]:
+        if any(name.lower() in ("authorization", "api-key", "x-api-key") for name in value):
+            raise ValueError("credentials come from an environment variable: name it in 'api_key_env'")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LoadPlan:
+        if self.warmup_s + self.ramp_s >= self.duration_s:
+            raise ValueError("'duration_s' must be longer than 'ramp_s' + 'warmup_s'")
+        return self
+
+    @property
+    def api_url(self) -> str:
+        """The base of the OpenAI API: `base_url` with `/v1` added when its path has no version."""
+        return api_url(self.base_url)
+
+
+def api_url(base_url: str) -> str:
+    """`http://host/v1` from `http://host` or `http://host/v1`; other paths are kept, `/v1` appended."""
+    base = base_url.rstrip("/")
+    last = base.rsplit("/", 1)[-1]
+    return base if last[:1] == "v" and last[1:].isdigit() else base + "/v1"
+
+
+def root_url(base_url: str) -> str:
+    """Where `/health`, `/tokenize` and `/metrics` live: the base URL without its `/v1`."""
+    return api_url(base_url).rsplit("/", 1)[0]

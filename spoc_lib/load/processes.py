@@ -1,0 +1,150 @@
+"""The client processes as their parent sees them: started together, watched, told to stop, always reaped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from spoc_lib.core.errors import SpocError
+
+#: A child that says nothing for so long while it prepares is stuck.
+SILENCE_S = 120.0
+
+
+class Client:
+    """One child process. `last` holds its latest line of each kind, by event name."""
+
+    def __init__(self, plan_path: Path, folder: Path, number: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.number, self.folder = number, folder
+        self.last: dict[str, dict[str, Any]] = {}
+        self._log = open(folder / "client.log", "wb")  # noqa: SIM115 - closed in close()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "spoc_lib.load.child", str(plan_path), str(folder), str(number)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True)
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self._partial = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The whole lines that have come; at the end of the stream the rest."""
+        try:
+            data = self.process.stdout.read()
+        except BlockingIOError:
+            return []
+        *lines, self._partial = (self._partial + (data or b"")).split(b"\n")
+        events = []
+        for line in lines:
+            if line.startswith(b"{"):
+                event = orjson.loads(line)
+                self.last[event["event"]] = event
+                events.append(event)
+        return events
+
+    def go(self, start_s: float) -> None:
+        """Name the start of the rung; a child that died meanwhile is found by `poll`."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(orjson.dumps({"start_s": start_s}) + b"\n")
+            self.process.stdin.flush()
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        self.process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self._log.close()
+
+    def log_tail(self) -> str:
+        """The last line of the child's log, for the sentence that says why it ended."""
+        lines = (self.folder / "client.log").read_text("utf-8", "replace").strip().splitlines()
+        return lines[-1][:300] if lines else "it left no message"
+
+
+class Clients:
+    """All client processes of a rung."""
+
+    def __init__(self, plan_path: Path, folders: list[Path]) -> None:
+        self.all = [Client(plan_path, folder, number) for number, folder in enumerate(folders)]
+
+    def events(self, deadline_s: float, wait_s: float = 0.25) -> Iterator[dict[str, Any] | None]:
+        """Events of any child as they come, None at least every `wait_s`; ends when all have ended or at the
+        deadline (monotonic)."""
+        with selectors.DefaultSelector() as selector:
+            for client in self.all:
+                if not client.process.stdout.closed:
+                    selector.register(client.process.stdout, selectors.EVENT_READ, client)
+            while time.monotonic() < deadline_s:
+                ended = [client.process.poll() is not None for client in self.all]
+                for key, _ in selector.select(0 if all(ended) else wait_s):
+                    for event in key.data.read():
+                        yield {**event, "client": key.data.number}
+                    if key.data.process.poll() is not None:
+                        selector.unregister(key.fileobj)
+                if all(ended):
+                    return
+                yield None
+
+    def prepared(self) -> None:
+        """Wait until every child has prepared; SpocError when one refuses or dies first."""
+        heard = time.monotonic()
+        waiting = {client.number for client in self.all}
+        for event in self.events(float("inf")):
+            if event is not None:
+                heard = time.monotonic()
+                if event["event"] == "refused":
+                    raise self._refusal(event)
+                if event["event"] == "prepared":
+                    waiting.discard(event["client"])
+            elif time.monotonic() - heard > SILENCE_S:
+                raise SpocError("client-stuck", f"a load client prepared for {SILENCE_S:g} s without a sign of life")
+            if not waiting:
+                return
+            for client in self.all:
+                if client.process.poll() is not None and "prepared" not in client.last:
+                    for late in client.read():
+                        if late["event"] == "refused":
+                            raise self._refusal(late)
+                    raise SpocError("client-died", f"a load client ended before it started: {client.log_tail()}")
+
+    @staticmethod
+    def _refusal(event: dict[str, Any]) -> SpocError:
+        error = SpocError(event["code"], event["message"])
+        error.exit_status = event["status"]
+        return error
+
+    def lost(self) -> int:
+        """Children that ended without having said so."""
+        return sum("end" not in client.last for client in self.all)
+
+    def stop(self, grace_s: float) -> None:
+        """Ask all to stop, wait `grace_s`, then kill; afterwards none is left."""
+        for client in self.all:
+            if client.process.poll() is None:
+                client.stop()
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and any(client.process.poll() is None for client in self.all):
+            for client in self.all:
+                client.read()
+            time.sleep(0.02)
+        for client in self.all:
+            client.stop(signal.SIGKILL)
+            client.process.wait()
+            client.read()
+
+    def close(self) -> None:
+        """Nothing stays behind, whatever happened."""
+        self.stop(0.0)
+        for client in self.all:
+            client.close()

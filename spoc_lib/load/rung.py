@@ -1,0 +1,123 @@
+"""What the users of one client process share: the plan, the clock of the rung, the books, the counters.
+
+Child process only (its waiting is gevent's).
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gevent.event
+from locust.exception import StopUser
+
+from spoc_lib.core.stats import percentile
+from spoc_lib.load.endpoint import api_key
+from spoc_lib.load.plan import LoadPlan
+from spoc_lib.load.records import Books
+from spoc_lib.workload.script import Turn
+
+if TYPE_CHECKING:
+    from spoc_lib.load.exchange import Exchange
+    from spoc_lib.load.user import Player
+
+#: Requests of client process k of P are numbered k, k + P, k + 2 P, …
+RECENT = 400
+
+
+class Rung:
+    """One client process's part of a rung. `stopping` is set when no request may start any more; what is still in
+    flight when the users are cut is censored with `cut_class`."""
+
+    def __init__(self, plan: LoadPlan, folder: Path, process: int = 0) -> None:
+        self.plan, self.process = plan, process
+        self.books = Books(folder)
+        self.stopping = gevent.event.Event()
+        self.cut_class = "end_of_rung"
+        self.players: deque[Player] = deque()
+        self.start_s = self.end_s = 0.0
+        self.live = self.in_flight = self.retries = self.kernel_stamped = self.read_streams = 0
+        self.recent_ttft_s: deque[float] = deque(maxlen=RECENT)
+        self.recent_lag_s: deque[float] = deque(maxlen=RECENT)
+        self.errors: dict[str, int] = {}
+        self.error_samples: dict[str, str] = {}
+        self.crashed: str | None = None
+        self._serial = process
+        self.url = plan.api_url + ("/chat/completions" if plan.api == "chat" else "/completions")
+        self.headers = {**plan.headers, "Content-Type": "application/json", "Accept": "text/event-stream",
+                        "Accept-Encoding": "identity"}
+        key = api_key(plan)
+        if key:
+            self.headers["Authorization"] = f"Bearer {key}"
+
+    def next_player(self) -> Player:
+        return self.players.popleft()
+
+    def start_of(self, user: int) -> float:
+        """When user `user` becomes live: at once, or spread evenly over the ramp."""
+        return self.start_s + self.plan.ramp_s * user / self.plan.users
+
+    def wait_until(self, time_s: float) -> None:
+        """Sleep to `time_s`; StopUser when the rung ends first."""
+        while not self.stopping.is_set():
+            left = time_s - time.monotonic()
+            if left <= 0:
+                return
+            self.stopping.wait(left)
+        raise StopUser()
+
+    def planned_row(self, turn: Turn, intended_s: float, now_s: float) -> dict[str, Any]:
+        request, self._serial = self._serial, self._serial + self.plan.processes
+        return {"request": request, "persona": turn.persona, "user": turn.user, "conversation": turn.conversation,
+                "turn": turn.turn, "kind": turn.kind, "intended_send_s": intended_s, "send_s": now_s,
+                "intended_prompt_tokens": turn.prompt_tokens, "intended_output_tokens": turn.output_tokens}
+
+    def overflows(self, turn: Turn) -> bool:
+        limit = self.plan.context_limit
+        return limit is not None and turn.prompt_tokens + turn.output_tokens > limit
+
+    def refuse_overflow(self, turn: Turn, intended_s: float) -> None:
+        """A turn that cannot fit the server's context is not sent; it is a failed request in the books."""
+        now = time.monotonic()
+        planned = self.planned_row(turn, intended_s, now)
+        self.books.plan(planned)
+        self.books.end({**planned, "first_token_s": None, "end_s": now, "ttft_s": None, "prompt_tokens": None,
+                        "output_tokens": None, "cached_tokens": None, "tokens_source": "none", "chunks": 0,
+                        "outcome": "failed", "error_class": "context_overflow", "http_status": None,
+                        "finish_reason": None}, (), ())
+        self._count_error("context_overflow", "not sent: prompt and budget pass the context limit")
+
+    def saw(self, result: Exchange, outcome: str) -> None:
+        """Keep what the progress line and the summary tell of a request."""
+        if result.reader.times_s:
+            self.recent_ttft_s.append(result.reader.times_s[0] - result.send_s)
+            self.read_streams += 1
+            self.kernel_stamped += result.kernel_stamps
+            self.recent_lag_s.append(result.handled_late_s)
+        if outcome == "failed":
+            self._count_error(result.error_class or "unknown", result.error_message or "")
+
+    def _count_error(self, error_class: str, message: str) -> None:
+        self.errors[error_class] = self.errors.get(error_class, 0) + 1
+        self.error_samples.setdefault(error_class, self.redacted(message))
+
+    def redacted(self, text: str) -> str:
+        """`text` without the API key, should a server or library ever echo it."""
+        key = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        return text.replace(key, "***") if key else text
+
+    def crash(self, error: Exception) -> None:
+        """A fault of this client, not of the server: the rung ends and says so."""
+        self.crashed = self.crashed or self.redacted("".join(traceback.format_exception(error))[-2000:])
+        self.stopping.set()
+
+    def state(self) -> dict[str, Any]:
+        """The numbers of one progress line."""
+        books, recent = self.books, self.recent_ttft_s
+        return {"live": self.live, "in_flight": self.in_flight, "planned": books.planned,
+                "completed": books.completed, "failed": books.failed, "censored": books.censored,
+                "tokens": books.tokens, "ttft_p95_s": percentile(list(recent), 95) if recent else None,
+                "lag_p95_s": percentile(list(self.recent_lag_s), 95) if recent else None}

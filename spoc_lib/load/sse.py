@@ -1,0 +1,268 @@
+"""The stream of a chat or completion answer: bytes in, what arrived when out. Pure; no sockets, no clock.
+
+Two layers, so that each can be tested alone:
+
+`EventParser` cuts bytes into server-sent events (WHATWG: lines end in LF, CRLF or CR; `data:` lines join with LF; an
+empty line ends the event; comments and other fields are ignored). Any split of the bytes gives the same events.
+
+`StreamReader` interprets the events as the OpenAI protocol and keeps only what a measurement needs: the time and the
+text of each chunk that carries tokens, the server's usage, the finish reason, and what went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+BOM = b"\xef\xbb\xbf"
+
+
+class EventParser:
+    """Incremental cutter of server-sent events.
+
+    `feed(piece)` returns the `data` of every event that `piece` completed, in order. An event without `data:` lines
+    is not an event. `close()` returns the data of an event that the end of the stream cut before its empty line:
+    the standard discards it, but several servers end like that, so the caller decides.
+    """
+
+    __slots__ = ("_buffer", "_data", "_first", "_skip_lf")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._data: list[bytes] = []
+        self._first = True
+        self._skip_lf = False
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        if not piece:
+            return []
+        if self._first:
+            piece = self._without_bom(piece)
+            if piece is None:
+                return []
+        if not self._buffer and not self._data and not self._skip_lf and piece[:6] == b"data: " \
+                and piece[-2:] == b"\n\n" and b"\r" not in piece:
+            return self._whole_events(piece)
+        return self._lines(piece)
+
+    def _without_bom(self, piece: bytes) -> bytes | None:
+        """Drop a byte-order mark at the very start, even when it arrives byte by byte; None: wait for more."""
+        piece, self._buffer = self._buffer + piece, b""
+        if len(piece) < 3 and BOM.startswith(piece):
+            self._buffer = piece
+            return None
+        self._first = False
+        return piece[3:] if piece.startswith(BOM) else piece
+
+    def _whole_events(self, piece: bytes) -> list[bytes]:
+        """The usual case, cheaply: `piece` is whole events of one `data: ` line each."""
+        events = piece[:-2].split(b"\n\n")
+        for event in events:
+            if event[:6] != b"data: " or b"\n" in event:
+                return self._lines(piece)
+        return [event[6:] for event in events]
+
+    def _lines(self, piece: bytes) -> list[bytes]:
+        if self._skip_lf:
+            self._skip_lf = False
+            if piece[:1] == b"\n":
+                piece = piece[1:]
+        data = self._buffer + piece
+        if data[-1:] == b"\r":  # the LF of a CRLF may come in the next piece
+            self._skip_lf = True
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, self._buffer = data.split(b"\n")
+        events = []
+        for line in lines:
+            if line:
+                self._field(line)
+            elif self._data:
+                events.append(b"\n".join(self._data))
+                self._data = []
+        return events
+
+    def _field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value[1:] if value[:1] == b" " else value)
+
+    def close(self) -> bytes | None:
+        if self._buffer:
+            self._field(self._buffer)
+            self._buffer = b""
+        data, self._data = b"\n".join(self._data), []
+        return data or None
+
+    @property
+    def leftover(self) -> bytes:
+        """Bytes of the line that has not ended."""
+        return self._buffer
+
+
+@dataclass(slots=True)
+class StreamReader:
+    """What a stream of `chat.completion.chunk` or `text_completion` events said.
+
+    times_s, texts: one entry a chunk that carries content, reasoning or a tool call; role-only, empty and usage
+    chunks never count. running_tokens: the server's cumulative count at each chunk, where it sends one a chunk.
+    error_class: bad_event (not JSON, or not an object), stream_error or context_overflow (the server's own error
+    event), else None.
+    """
+
+    parser: EventParser = field(default_factory=EventParser)
+    times_s: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    running_tokens: list[int | None] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    usage: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    finish_s: float | None = None
+    done: bool = False
+    error_class: str | None = None
+    error_message: str | None = None
+    events: int = 0
+
+    def feed(self, time_s: float, piece: bytes) -> None:
+        """Read `piece`, which arrived at `time_s`; an event bears the time of the piece that completed it."""
+        for data in self.parser.feed(piece):
+            self._event(time_s, data)
+
+    def close(self, time_s: float) -> None:
+        """The stream ended cleanly; take a last event that lacks only its empty line."""
+        data = self.parser.close()
+        if data is not None:
+            self._event(time_s, data)
+
+    def _event(self, time_s: float, data: bytes) -> None:
+        if self.done or self.error_class:
+            return None
+        if data == b"[DONE]" or data.strip() == b"[DONE]":
+            self.done = True
+            return None
+        self.events += 1
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return self._fail("bad_event", data[:200].decode("utf-8", "replace"))
+        if not isinstance(chunk, dict):
+            return self._fail("bad_event", data[:200].decode("utf-8", "replace"))
+        if "error" in chunk and chunk["error"]:
+            return self._fail(*classify_error(chunk["error"], "stream_error"))
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self.usage = usage
+        choices = chunk.get("choices")
+        if not choices:
+            if choices is None and usage is None and chunk.get("object") == "error":
+                self._fail(*classify_error(chunk, "stream_error"))
+            return None
+        try:
+            self._choice(time_s, choices[0], usage)
+        except (AttributeError, TypeError, KeyError, IndexError):
+            self._fail("bad_event", data[:200].decode("utf-8", "replace"))
+        return None
+
+    def _choice(self, time_s: float, choice: dict[str, Any], usage: dict[str, Any] | None) -> None:
+        delta = choice.get("delta")
+        if delta is None:
+            content, reasoning, calls = choice.get("text"), None, None
+        else:
+            content = delta.get("content")
+            reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+            calls = delta.get("tool_calls")
+        text = content or ""
+        if content:
+            self.content.append(content)
+        if reasoning:
+            text += reasoning
+        if calls:
+            text += "".join(_call_text(call) for call in calls)
+        if text or calls:
+            self.times_s.append(time_s)
+            self.texts.append(text)
+            self.running_tokens.append(usage.get("completion_tokens") if usage else None)
+        reason = choice.get("finish_reason")
+        if reason:
+            self.finish_reason = reason
+            self.finish_s = time_s
+
+    def _fail(self, error_class: str, message: str) -> None:
+        self.error_class, self.error_message = error_class, message
+
+    @property
+    def reply(self) -> str:
+        """The content that goes into the history: what the model answered, without its reasoning."""
+        return "".join(self.content)
+
+    @property
+    def complete(self) -> bool:
+        """The answer came to its end: a finish reason or [DONE]."""
+        return self.error_class is None and (self.done or self.finish_reason is not None)
+
+    def count(self, name: str) -> int | None:
+        """`prompt_tokens`, `completion_tokens` or `cached_tokens` of the server's usage; None when it has none."""
+        if self.usage is None:
+            return None
+        value = self.usage.get(name)
+        if name == "cached_tokens":
+            value = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _call_text(call: dict[str, Any]) -> str:
+    function = call.get("function") or {}
+    return (function.get("name") or "") + (function.get("arguments") or "")
+
+
+OVERFLOW_SIGNS = ("maximum context length", "context_length_exceeded", "max_model_len", "context window",
+                  "maximum model length", "context length", "longer than the maximum", "input is too long",
+                  "prompt is too long")
+
+
+def classify_error(error: Any, otherwise: str) -> tuple[str, str]:
+    """(error class, message) of a server's error object: `context_overflow` when it says so, else `otherwise`."""
+    if isinstance(error, dict):
+        inner = error.get("error")
+        if isinstance(inner, (dict, str)):
+            return classify_error(inner, otherwise)
+        message = str(error.get("message") or error.get("detail") or error)
+        signs = f"{message} {error.get('code')} {error.get('type')}".lower()
+    else:
+        message = str(error)
+        signs = message.lower()
+    overflow = any(sign in signs for sign in OVERFLOW_SIGNS)
+    return ("context_overflow" if overflow else otherwise), message[:300]
+
+
+def token_shares(texts: Iterable[str], running_tokens: Iterable[int | None], total: int | None) -> list[float]:
+    """Tokens that each chunk carries; they sum to `total`, the server's own count.
+
+    A server that counts a chunk (cumulative usage in each) is taken at its word. Else every chunk carries one
+    token, and what the total has beyond that is spread by the length of the text: exact for one token a chunk,
+    near for `stream_interval` and speculative decoding. Fewer tokens than chunks: equal shares. Without a total:
+    one a chunk.
+    """
+    texts = list(texts)
+    running = list(running_tokens)
+    if not texts:
+        return []
+    count = len(texts)
+    if total is None:
+        return [1.0] * count
+    if all(value is not None for value in running):
+        steps = [float(b - a) for a, b in zip([0, *running[:-1]], running, strict=True)]
+        if all(step > 0 for step in steps) and 0 <= total - running[-1] <= 1:
+            steps[-1] += total - running[-1]  # an end token without text
+            return steps
+    if total < count:
+        return [total / count] * count
+    extra, characters = total - count, sum(map(len, texts))
+    if extra == 0:
+        return [1.0] * count
+    if characters == 0:
+        return [total / count] * count
+    return [1.0 + extra * len(text) / characters for text in texts]

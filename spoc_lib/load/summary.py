@@ -1,0 +1,143 @@
+"""The figures of a rung, computed from its tables alone; nothing is counted twice, nothing left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from spoc_lib.core.stats import percentile, percentiles
+from spoc_lib.load import figures
+from spoc_lib.load.clientcheck import SelfCheck, client_limits
+from spoc_lib.load.plan import LoadPlan
+from spoc_lib.load.window import Window, mean_in_flight
+
+#: Share of the asked users that must have been live, on average over the window.
+USERS_TOLERANCE = 0.01
+
+
+def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame, window: Window,
+              facts: Mapping[str, Any], check: SelfCheck | None) -> dict[str, Any]:
+    """The result of `load run`. `facts`: what the clients reported (see `runner`); keys as in the design."""
+    timed = figures.started_in(requests, window.start_s, window.end_s)
+    live = mean_metric(metrics, "live_users", window)
+    flight = float(mean_in_flight(requests, np.array([window.start_s, window.end_s]))[0]) if len(requests) else 0.0
+    law = figures.little(requests, live, window.start_s, window.end_s)
+    counts = outcome_counts(requests)
+    result = {
+        **counts, **latencies(timed, chunks), **rates(requests, chunks, window),
+        "base_url": plan.base_url, "model": plan.model, "users": plan.users, "processes": plan.processes,
+        "personas": "fixed" if plan.fixed else plan.personas, "seed": plan.seed, "salt": plan.salt,
+        "start": plan.start, "gap_cap_s": plan.gap_cap_s,
+        "window": window.to_dict(), "window_verdict": window.verdict,
+        "live_users": live, "in_flight_users": flight, "thinking_users": live - flight, **law,
+        "errors": error_counts(requests), "error_samples": dict(facts["error_samples"]),
+        "retry_after": facts["retry_after"], "tokens_source": tokens_source(requests),
+        "short_answers": short_answers(requests), "schedule_lag_s": schedule_lag(timed),
+        "per_persona": {persona: {**outcome_counts(own), **latencies(own, chunks)}
+                        for persona, own in timed.groupby("persona")},
+        "interrupted": facts["interrupted"], "lost_clients": facts["lost_clients"],
+        "stamps": facts["stamps"], "notes": list(facts["notes"]),
+    }
+    result.update(client_figures(metrics, chunks, window))
+    limits = client_limits(result, plan.processes, check)
+    result["client_limited"], result["client_limits"] = bool(limits), limits
+    result["invalid"] = invalid_reasons(plan, result)
+    result["valid"] = not result["invalid"]
+    return result
+
+
+def outcome_counts(requests: pd.DataFrame) -> dict[str, int]:
+    outcomes = requests["outcome"].value_counts()
+    counts = {name: int(outcomes.get(name, 0)) for name in ("completed", "failed", "censored")}
+    return {"planned": len(requests), **counts}
+
+
+def latencies(requests: pd.DataFrame, chunks: pd.DataFrame) -> dict[str, Any]:
+    """`ttft_s`, `itl_s`, `tpot_s`, `e2e_s`: {p50, p95, p99} in seconds, raw values, failures as infinity."""
+    return {"ttft_s": percentiles(figures.ttft_values(requests)),
+            "itl_s": percentiles(figures.itl_values(requests, chunks)),
+            "tpot_s": percentiles(figures.tpot_values(requests)),
+            "e2e_s": percentiles(figures.e2e_values(requests))}
+
+
+def rates(requests: pd.DataFrame, chunks: pd.DataFrame, window: Window) -> dict[str, float | None]:
+    """Tokens a second by token events in the window; prompt tokens by the first token of their request."""
+    times = chunks["time_s"]
+    inside = chunks[(times >= window.start_s) & (times < window.end_s)]
+    prefilled = requests[(requests["first_token_s"] >= window.start_s) & (requests["first_token_s"] < window.end_s)]
+    prompt, cached = prefilled["prompt_tokens"].sum(), prefilled["cached_tokens"]
+    length = window.length_s or math.nan
+    return {"output_tokens_per_s": float(inside["tokens"].sum()) / length,
+            "prompt_tokens_per_s": float(prompt) / length,
+            "cached_ratio": float(cached.sum() / prompt) if prompt and cached.notna().any() else None}
+
+
+def error_counts(requests: pd.DataFrame) -> dict[str, int]:
+    """Failed requests by error class."""
+    failed = requests[requests["outcome"] == "failed"]
+    return {str(name): int(count) for name, count in failed["error_class"].value_counts().items()}
+
+
+def tokens_source(requests: pd.DataFrame) -> str:
+    """Who counted the output tokens of the completed requests: usage | tokenizer | mixed | none."""
+    sources = set(requests.loc[requests["outcome"] == "completed", "tokens_source"])
+    return sources.pop() if len(sources) == 1 else ("mixed" if sources else "none")
+
+
+def short_answers(requests: pd.DataFrame) -> int:
+    """Completed answers with fewer tokens than asked for."""
+    done = requests[requests["outcome"] == "completed"]
+    return int((done["output_tokens"] < done["intended_output_tokens"]).sum())
+
+
+def schedule_lag(requests: pd.DataFrame) -> dict[str, float]:
+    """How late requests were sent after their intended time, p50/p95/p99 in seconds."""
+    return percentiles((requests["send_s"] - requests["intended_send_s"]).dropna().to_numpy())
+
+
+def mean_metric(metrics: pd.DataFrame, name: str, window: Window) -> float:
+    """Mean over the window of a client gauge, summed over the client processes of each second."""
+    own = metrics[(metrics["metric"] == name) & (metrics["time_s"] >= window.start_s)
+                  & (metrics["time_s"] < window.end_s)]
+    if own.empty:
+        own = metrics[metrics["metric"] == name]
+    if own.empty:
+        return 0.0
+    return float(own.groupby("labels")["value"].mean().sum())
+
+
+def client_figures(metrics: pd.DataFrame, chunks: pd.DataFrame, window: Window) -> dict[str, Any]:
+    """What the client itself cost: CPU share of one core (the busiest process), CPU a token, loop lag."""
+    inside = metrics[(metrics["time_s"] >= window.start_s) & (metrics["time_s"] <= window.end_s)]
+    cpu = inside[inside["metric"] == "client_cpu_seconds_total"]
+    shares, spent = [0.0], 0.0
+    for _, own in cpu.groupby("labels"):
+        seconds, used = np.ptp(own["time_s"].to_numpy()), np.ptp(own["value"].to_numpy())
+        if seconds > 0:
+            shares.append(float(used / seconds))
+            spent += float(used)
+    span = (cpu["time_s"].min(), cpu["time_s"].max()) if len(cpu) else (0.0, 0.0)
+    tokens = float(chunks[(chunks["time_s"] >= span[0]) & (chunks["time_s"] <= span[1])]["tokens"].sum())
+    lag = inside[inside["metric"] == "client_loop_lag_p99_s"]["value"]
+    return {"client_cpu_ratio": max(shares), "client_cpu_us_per_token": 1e6 * spent / tokens if tokens else None,
+            "client_loop_lag_p99_s": percentile(lag.to_numpy(), 50) if len(lag) else None}
+
+
+def invalid_reasons(plan: LoadPlan, result: Mapping[str, Any]) -> list[str]:
+    """Why the rung does not count; empty when it does."""
+    reasons = []
+    if result["planned"] != result["completed"] + result["failed"] + result["censored"]:
+        reasons.append("planned is not completed + failed + censored")
+    if result["lost_clients"]:
+        reasons.append(f"{result['lost_clients']} client process(es) were lost")
+    if result["interrupted"]:
+        reasons.append("the rung was interrupted")
+    if result["planned"] and not result["completed"]:
+        reasons.append("no request was completed")
+    if result["live_users"] < plan.users * (1 - USERS_TOLERANCE):
+        reasons.append(f"{result['live_users']:.1f} users were live, {plan.users} were asked for")
+    return reasons

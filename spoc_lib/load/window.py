@@ -1,0 +1,123 @@
+"""Which part of a rung counts, by a stated rule; for both drivers, on the tables of requests and chunks.
+
+The rule. Ramp and warm-up are cut first. On what is left until the rung stops sending, two series are formed in
+equal bins: tokens a second and mean requests in flight. Each is truncated by MSER (White 1997: drop the first d
+values, d at most half, such that the standard error of the mean of the rest is smallest); the window starts at the
+later of both truncations. It is *steady* when enough requests started in it and the two halves of its token rate
+agree; else *unresolved*, with the time that would be needed. Latency belongs to requests by start time, throughput to
+tokens by their own time; so neither warm-up requests nor the filling pipe leak in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+BINS = 60
+MIN_BIN_S = 0.25
+#: Fewer started requests say nothing about a p95.
+MIN_REQUESTS = 40
+#: Halves of the window may differ by this share, or by this many standard errors, before it counts as moving.
+HALVES_RATIO = 0.1
+HALVES_SIGMA = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """[start_s, end_s) of a rung. verdict: steady | unresolved. `needed_s`: seconds a rung should last instead,
+    from the start of its ramp; null when steady."""
+
+    start_s: float
+    end_s: float
+    verdict: str
+    reason: str
+    needed_s: float | None = None
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.start_s
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "length_s": self.length_s}
+
+
+def steady_window(requests: pd.DataFrame, chunks: pd.DataFrame, start_s: float, end_s: float, *,
+                  settle_s: float = 0.0, min_requests: int = MIN_REQUESTS) -> Window:
+    """The steady window of a rung that sent from `start_s` to `end_s`, `settle_s` being its ramp and warm-up.
+
+    `requests` (REQUESTS: send_s, end_s) and `chunks` (CHUNKS: time_s, tokens). When unresolved, the window is all
+    after `settle_s`, so that figures can be shown beside the verdict.
+    """
+    earliest = min(start_s + settle_s, end_s)
+    whole = end_s - earliest
+    bins = min(BINS, int(whole / MIN_BIN_S))
+    if bins < 8 or requests.empty or chunks.empty:
+        reason = "no request was answered" if chunks.empty else f"only {whole:.1f} s after ramp and warm-up"
+        return Window(earliest, end_s, "unresolved", reason,
+                      None if chunks.empty else settle_s + max(60.0, 4 * whole))
+    edges = np.linspace(earliest, end_s, bins + 1)
+    tokens = token_rate(chunks, edges)
+    flight = mean_in_flight(requests, edges)
+    cut = max(mser(tokens), mser(flight))
+    begin = float(edges[cut])
+    started = int(((requests["send_s"] >= begin) & (requests["send_s"] < end_s)).sum())
+    if started < min_requests:
+        rate = max(started, 1) / (end_s - begin)
+        return Window(earliest, end_s, "unresolved",
+                      f"{started} requests started in the window, {min_requests} are needed",
+                      math.ceil(begin - start_s + 1.2 * min_requests / rate))
+    drift = moving(tokens[cut:])
+    if drift is not None:
+        return Window(earliest, end_s, "unresolved", f"the token rate is still moving: {drift}",
+                      math.ceil(settle_s + 2.5 * whole))
+    return Window(begin, end_s, "steady", f"MSER cut {begin - earliest:.1f} s after ramp and warm-up")
+
+
+def mser(series: np.ndarray) -> int:
+    """How many first values to drop (at most half): argmin over d of var(x[d:]) / (n - d)."""
+    x = np.asarray(series, dtype=float)
+    n = len(x)
+    left = np.arange(n, 0, -1)
+    sums, squares = np.cumsum(x[::-1])[::-1], np.cumsum((x**2)[::-1])[::-1]
+    variance = np.maximum(squares / left - (sums / left) ** 2, 0.0)
+    score = (variance / left)[: n // 2 + 1]
+    tied = score <= score.min() * (1 + 1e-9) + 1e-12 * max(1.0, float(np.abs(x).max()) ** 2)
+    return int(np.argmax(tied))
+
+
+def moving(series: np.ndarray) -> str | None:
+    """A sentence when the halves of `series` differ by more than the tolerance and the noise, else None."""
+    half = len(series) // 2
+    if half < 3:
+        return None
+    first, second = series[:half], series[half:]
+    a, b = float(first.mean()), float(second.mean())
+    noise = math.sqrt(float(first.var()) / len(first) + float(second.var()) / len(second))
+    if abs(a - b) <= max(HALVES_RATIO * max(a, b), HALVES_SIGMA * noise):
+        return None
+    return f"{a:.0f} tokens/s in its first half, {b:.0f} in its second"
+
+
+def token_rate(chunks: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
+    """Tokens a second in each bin."""
+    counts, _ = np.histogram(chunks["time_s"].to_numpy(), bins=edges, weights=chunks["tokens"].to_numpy())
+    return counts / np.diff(edges)
+
+
+def mean_in_flight(requests: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
+    """Mean number of requests in flight in each bin, exact (the integral of the step function)."""
+    sends = np.sort(requests["send_s"].to_numpy(dtype=float))
+    ends = np.sort(requests["end_s"].fillna(edges[-1]).to_numpy(dtype=float))
+    area = _ramps(sends, edges) - _ramps(ends, edges)
+    return np.diff(area) / np.diff(edges)
+
+
+def _ramps(times: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Sum of max(0, t - time) over `times` (ascending), for each t of `at`."""
+    count = np.searchsorted(times, at)
+    sums = np.concatenate([[0.0], np.cumsum(times)])
+    return at * count - sums[count]
