@@ -84,6 +84,16 @@ def is_dcgm(metric: str) -> bool:
     return metric.startswith("DCGM_")
 
 
+#: Names that one field has had: `clock_event_reasons` was `clock_throttle_reasons` before DCGM 3.3.
+_ALIASES = ({"DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_EVENT_REASONS",
+             "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"},)
+
+
+def aliases(field: str) -> set[str]:
+    """All names of a field, old and new."""
+    return next((names for names in _ALIASES if field in names), {field})
+
+
 def gpu_of(labels: dict[str, str]) -> str:
     """A GPU's identity: its UUID (an index means another GPU in another container), else host and index."""
     host = labels.get("hostname") or labels.get("Hostname") or ""
