@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from spoc_lib.core import yamlfile
@@ -89,6 +89,10 @@ class Script:
         """Context limit of a persona on this server, prompt and output together, in tokens."""
         own = round(persona.context_limit_tokens * self.scale)
         return own if self.context_limit is None else min(own, self.context_limit)
+
+    def with_gap_cap(self, gap_cap_s: float) -> Script:
+        """The same sessions with another cap on think time."""
+        return replace(self, gap_cap_s=gap_cap_s)
 
     def describe(self) -> dict:
         """The parameters that decide what the script is, for provenance."""

@@ -171,7 +171,7 @@ def _single_token_words(tokenizer: Tokenizer, units: list[str]) -> tuple[str, ..
         candidates = candidates[:512]
     single = [f" {word}" for word in candidates if tokenizer.count(f" {word}") == 1][:_MAX_WORDS]
     if len(single) < 16:
-        raise InputError("small-corpus", f"the corpus and the tokenizer {tokenizer.name} share only {len(single)} words "
+        raise InputError("small-corpus", f"corpus and tokenizer {tokenizer.name} share only {len(single)} words "
                          "of one token; at least 16 are needed: name a larger folder of source code")
     return tuple(single[: 1 << (len(single).bit_length() - 1)])
 

@@ -92,8 +92,8 @@ class RemoteTokenizer:
             raise InputError("endpoint-unreachable", f"no answer from {self._base_url}{path} ({error}): is the server "
                              "up, and is base_url right?") from error
         if response.status != 200:
-            raise InputError("no-tokenizer", f"{self._base_url}{path} answered {response.status}: the server must offer "
-                             "it, or the offline tokenizer must be chosen")
+            raise InputError("no-tokenizer", f"{self._base_url}{path} answered {response.status}: the server must "
+                             "offer it, or the offline tokenizer must be chosen")
         try:
             return orjson.loads(answer)[key]
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
