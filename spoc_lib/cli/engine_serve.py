@@ -1,9 +1,42 @@
-"""Commands of `spoc engine` that live in their own file."""
+"""`spoc engine serve`."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to `spoc engine`."""
+    """Add `serve` to the group."""
+    app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+
+
+def serve(
+    context: typer.Context,
+    cluster: Annotated[str, typer.Option(help="cluster: a name in data/clusters or a YAML file")] = "sim-4xh100",
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port of the API, 0 = any free one")] = 0,
+    dcgm_port: Annotated[int, typer.Option(help="port of the GPU counters, 0 = any free one")] = 0,
+    served_model_name: Annotated[str | None, typer.Option(help="model name on the API")] = None,
+    dev: Annotated[bool, typer.Option("--dev", help="add /reset_prefix_cache, /server_info, profiler routes")] = False,
+    throttle: Annotated[str | None, typer.Option(help="heat one GPU, as gpu=1,at=60,factor=0.7")] = None,
+    reasoning_tokens: Annotated[int, typer.Option(help="first tokens of a chat reply that are reasoning")] = 0,
+    ready_file: Annotated[Path | None, typer.Option(help="JSON {base_url, dcgm_url, pid} when ready")] = None,
+) -> None:
+    """Serve the embedded engine over HTTP as vLLM does, with /metrics and GPU counters. Needs no GPU; all times are
+    simulated and labelled so. Any engine flag follows by vLLM's name: --max-num-seqs 256.
+
+    Example: spoc engine serve --cluster sim-2xh200 --port 8000 --max-num-batched-tokens 2048
+    """
+    from spoc_lib.config import load_cluster
+    from spoc_lib.engine.embedded import EmbeddedEngine
+    from spoc_lib.engine.server import ServerOptions
+    from spoc_lib.engine.server import serve as run
+    from spoc_lib.engine.server_options import parse_engine_arguments, parse_throttle
+
+    chosen = load_cluster(cluster)
+    engine = EmbeddedEngine.from_cluster(chosen, parse_engine_arguments(context.args))
+    run(engine, ServerOptions(host, port, dcgm_port, served_model_name or chosen.engine.served_model, dev,
+                              parse_throttle(throttle), reasoning_tokens, ready_file))

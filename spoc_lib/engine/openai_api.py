@@ -8,11 +8,13 @@ same answer.
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+MAX_TOKEN_ID = 2**31 - 1
 MAX_REPORTED_ERRORS = 10
 MAX_ECHOED_CHARACTERS = 200
 #: Names that pydantic puts into the location of a union's branch; a client knows only the field's name.
@@ -188,6 +190,26 @@ def check_model(asked: str | None, served: str) -> None:
     if asked and asked != served:
         raise ApiError(404, f"The model `{asked}` does not exist. Valid aliases: {served}.", "NotFoundError",
                        "model")
+
+
+def check_messages(messages: list[dict[str, Any]]) -> None:
+    """Every message needs a role that is a text, and a content that is a text, a list of parts, or absent."""
+    if not messages:
+        raise invalid("messages must not be empty.", "messages")
+    for number, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise _validation_error([{"type": "missing", "loc": ("body", "messages", number, "role"),
+                                      "msg": "Field required", "input": message}])
+        if not isinstance(message.get("content"), (str, list, type(None))):
+            raise _validation_error([{"type": "string_type", "loc": ("body", "messages", number, "content"),
+                                      "msg": "Input should be a valid string", "input": message["content"]}])
+
+
+def token_array(ids: list[int]) -> array:
+    """Token ids of a prompt given as numbers; ApiError when one is no token."""
+    if ids and max(ids) > MAX_TOKEN_ID:
+        raise invalid(f"Token id {max(ids)} is out of vocabulary", "prompt")
+    return array("i", ids)
 
 
 def check_output_limit(limit: int | None, max_model_len: int) -> None:

@@ -1,0 +1,173 @@
+"""The real clock: drives `EngineCore` so that steps end when the step-time model says, not when Python is ready.
+
+Deadlines are absolute. A step that begins at the end of the one before it ends at that end plus its modelled
+duration, however late the loop woke up, so lateness never adds up; it only shows in when a token is written,
+and `lag_s` reports it. Where the machine falls behind by more than `LAG_LIMIT_S` (suspended, overloaded), the
+clock restarts from now and `lag_resets` counts it: figures of such a run are not the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spoc_lib.engine.batch import Batch, StepTime
+from spoc_lib.engine.core import EngineCore, EngineLoop, StepResult
+from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.gpu_counters import Throttle
+from spoc_lib.engine.server_text import HashedContent, Reply
+from spoc_lib.engine.timer import Timer
+
+LAG_LIMIT_S = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One choice on its way through the engine. Times: seconds, CLOCK_MONOTONIC; None until it happened.
+
+    deliver(tokens, finish_reason): called at each of its steps with the output tokens so far.
+    """
+
+    id: str
+    content: HashedContent
+    prompt_tokens: int
+    reply: Reply
+    max_tokens: int
+    deliver: Callable[[int, str | None], None]
+    arrived_s: float
+    params_n: int = 1
+    tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    finish_reason: str | None = None
+
+
+class StepObserver:
+    """Hears what the clock does; the metrics pages derive from it. All methods may be overridden."""
+
+    def step(self, result: StepResult, delivered: list[tuple[Generation, int]]) -> None:
+        """A step ended; `delivered`: each generation that got tokens in it, and how many."""
+
+    def finished(self, generation: Generation, now: float) -> None:
+        """A generation finished (finish_reason stop | length) or was aborted (abort)."""
+
+
+@dataclass(slots=True)
+class _Throttled:
+    """A step-time model with one GPU that slows down at a moment of this server's life."""
+
+    model: StepTime
+    throttle: Throttle
+    started_s: float
+
+    def seconds(self, batch: Batch) -> float:
+        extra = self.throttle.extra_s(self.model.components(batch), time.monotonic() - self.started_s)
+        return self.model.seconds(batch) + extra
+
+    def components(self, batch: Batch) -> dict[str, float]:
+        return self.model.components(batch)
+
+    def passport(self) -> dict:
+        return self.model.passport()
+
+
+@dataclass(slots=True)
+class RealtimeEngine:
+    """`EngineCore` on the real clock, for one event loop.
+
+    `submit` and `abort` may be called at any moment from the loop's thread; `run` is the task that steps.
+    """
+
+    engine: EmbeddedEngine
+    observer: StepObserver = field(default_factory=StepObserver)
+    throttle: Throttle | None = None
+    started_s: float = field(default_factory=time.monotonic)
+    lag_s: float = 0.0
+    lag_resets: int = 0
+    core: EngineCore = field(init=False)
+    _loop: EngineLoop = field(init=False)
+    _live: dict[str, Generation] = field(init=False, default_factory=dict)
+    _wake: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        step_time = self.engine.step_time
+        if self.throttle:
+            step_time = _Throttled(step_time, self.throttle, self.started_s)
+        self.core = EngineCore(self.engine.flags, self.engine.model, self.engine.num_blocks, step_time)
+        self._loop = EngineLoop(self.core)
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._live)
+
+    def submit(self, generation: Generation) -> None:
+        """Queue it. Raises QueueFullError and ContextLengthError as `EngineCore.add_request` does."""
+        self.core.add_request(generation.id, generation.content, generation.reply.length,
+                              num_prompt=generation.prompt_tokens)
+        self._live[generation.id] = generation
+        self._wake.set()
+
+    def abort(self, generation: Generation) -> None:
+        """Drop it and free its blocks at once; nothing happens when it has finished."""
+        if self._live.pop(generation.id, None) is not None:
+            self.core.abort(generation.id)
+            generation.finish_reason = "abort"
+            self.observer.finished(generation, time.monotonic())
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Step for ever."""
+        with Timer() as timer:
+            begin = time.monotonic()
+            while True:
+                self._wake.clear()
+                end = self._loop.start(begin)
+                if end is None:
+                    await self._wake.wait()
+                    begin = time.monotonic()
+                    continue
+                await timer.until(end)
+                begin = self._keep_time(end)
+                self._deliver(self._loop.finish())
+
+    def _keep_time(self, end: float) -> float:
+        """When the next step begins: at `end`, unless the machine has fallen far behind."""
+        self.lag_s = time.monotonic() - end
+        if self.lag_s < LAG_LIMIT_S:
+            return end
+        self.lag_resets += 1
+        return end + self.lag_s
+
+    def _deliver(self, result: StepResult) -> None:
+        for request_id in result.scheduled.admitted:
+            if (generation := self._live.get(request_id)) is not None:
+                generation.scheduled_s = result.start_s
+        for request in result.scheduled.preempted:
+            if (generation := self._live.get(request.id)) is not None:
+                generation.preemptions += 1
+        delivered = []
+        done = []
+        for output in result.outputs:
+            generation = self._live.get(output.request_id)
+            if generation is None:
+                continue
+            new = output.num_output - generation.tokens
+            generation.tokens = output.num_output
+            if output.finish_reason:
+                # the core only counts; why a reply of this length ends is the reply's own knowledge
+                complete = output.num_output == generation.reply.length
+                generation.finish_reason = generation.reply.finish_reason if complete else "length"
+                del self._live[output.request_id]
+                done.append(generation)
+            if generation.first_token_s is None:
+                generation.cached_tokens = output.num_cached
+            generation.deliver(output.num_output, generation.finish_reason)
+            delivered.append((generation, new))
+        self.observer.step(result, delivered)
+        for generation in done:
+            self.observer.finished(generation, result.end_s)
