@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 import yaml
 
-from spoc_lib.config import Cluster
+from spoc_lib.config import Cluster, load_model
 from spoc_lib.search.pareto import OBJECTIVES
 from spoc_lib.search.space import Flags
 
 Format = Literal["shell", "compose", "kubernetes"]
+FORMATS = get_args(Format)
 IMAGE = "vllm/vllm-openai:latest"
 PORT = 8000
 LABELS = {"output_tokens_per_s": ("output tokens/s", "higher"), "ttft_p95_s": ("p95 TTFT, s", "lower"),
@@ -53,8 +54,6 @@ def command(cluster: Cluster, flags: Flags, form: Format = "shell") -> str:
 
 def served_model(cluster: Cluster) -> str:
     """The model's name as `vllm serve` wants it: the API name where one is set, else the model file's source."""
-    from spoc_lib.config import load_model
-
     if cluster.engine.served_model:
         return cluster.engine.served_model
     source = load_model(cluster.model).source.split()[0]

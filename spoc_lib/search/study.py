@@ -29,6 +29,8 @@ from spoc_lib.search.space import Flags, FlagSpace, digest, flags_key
 
 Progress = Callable[[str], None]
 Avoid = Callable[["SearchStudy", Flags], str | None]
+Propose = Callable[["SearchStudy", int], "Proposal | None"]
+REPEAT = "repeat"
 HEARTBEAT_S, GRACE_S = 15, 60
 
 
@@ -44,11 +46,21 @@ class StudyKey:
         return digest([flags_key(flags), self.workload, self.engine])
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Flags for one slot; with `repeat` they are measured again although their answer is known."""
+
+    flags: Flags
+    repeat: bool = False
+
+
 @dataclass
 class SearchStudy:
     """A search of `space` by `evaluator`, kept in `folder` (or in the database `storage`).
 
     initial: flags of the first slots, the defaults first; seed and population: of NSGA-II;
+    propose: flags for a slot beyond the initial ones, None to let NSGA-II choose; it must depend on the finished
+        trials alone, so that a resumed search goes the same way;
     avoid: says why flags need no launch (learned crash avoidance), None to let them through.
     """
 
@@ -60,6 +72,7 @@ class SearchStudy:
     population: int
     initial: Sequence[Flags] = ()
     storage: str | None = None
+    propose: Propose | None = None
     avoid: Avoid | None = None
     sampler: optuna.samplers.BaseSampler | None = None
     _study: optuna.Study | None = field(default=None, repr=False)
@@ -97,7 +110,7 @@ class SearchStudy:
             if launches is not None and self.paid() >= launches:
                 break
             if not self.distributed:
-                self._enqueue_initial(slot)
+                self._enqueue(slot)
             self.study.optimize(self._objective, n_trials=1, catch=(TrialFailure,))
             if progress:
                 progress(self._line(trials))
@@ -154,10 +167,14 @@ class SearchStudy:
             raise InputError("other-study", f"{self.folder} holds a search of another space, workload, engine version "
                              f"or seed: resume it with its own settings, or use another folder")
 
-    def _enqueue_initial(self, slot: int) -> None:
-        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        if slot < len(self.initial) and not waiting:
+    def _enqueue(self, slot: int) -> None:
+        """Put the slot's fixed flags, if it has any, before the sampler (once: a kill may have come in between)."""
+        if self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            return
+        if slot < len(self.initial):
             self.study.enqueue_trial(dict(self.initial[slot]))
+        elif self.propose is not None and (proposal := self.propose(self, slot)) is not None:
+            self.study.enqueue_trial(dict(proposal.flags), user_attrs={REPEAT: proposal.repeat})
 
     def _issue_tickets(self, trials: int) -> None:
         """The first worker puts one waiting trial a slot into the database; each is then taken exactly once."""
@@ -183,14 +200,18 @@ class SearchStudy:
                                   "evidence": str(folder.relative_to(self.folder))}
         if reason := self.space.invalid(flags):
             return self._fail(trial, record, "invalid", "invalid", reason)
-        if (earlier := self.known(key)) is not None:
+        earlier = self.known(key)
+        again = bool(trial.user_attrs.get(REPEAT))
+        if earlier is not None and not again:
             return self._repeat(trial, record, earlier)
+        if earlier is not None:
+            record["duplicate_of"] = earlier.number
         if self.avoid is not None and (reason := self.avoid(self, flags)):
             return self._fail(trial, record, "invalid", "avoided", reason)
         folder.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         try:
-            measured = self.evaluator.evaluate(flags, folder)
+            measured = self.evaluator.evaluate(flags, folder, repeat=trial.number if again else 0)
         except TrialFailure as failure:
             record["duration_s"] = time.monotonic() - started
             return self._fail(trial, record, "failed", failure.failure_class, failure.message)

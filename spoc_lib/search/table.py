@@ -20,16 +20,32 @@ INTERRUPTED = "the process ended during this trial; its slot was run again"
 
 def trials_table(trials: Sequence[FrozenTrial], reference: pareto.Reference) -> pd.DataFrame:
     """TRIALS of all answered and interrupted trials, in order. `on_front` marks the feasible front, each distinct
-    engine once; `hypervolume` is that of the feasible trials so far, in tokens/s (see `pareto.Reference`)."""
+    engine once, repeats averaged; `hypervolume` is that of the feasible trials so far, in tokens/s
+    (see `pareto.Reference`)."""
     rows = [_row(t) for t in trials if RECORD in t.user_attrs or interrupted(t)]
     if rows:
-        points = np.array([[r[name] if r[name] is not None else np.nan for name in pareto.OBJECTIVES] for r in rows])
-        feasible = np.array([r["state"] == "complete" for r in rows])
-        member = pareto.front(points, feasible)
-        history = pareto.hypervolume_history(points, feasible, reference)
-        for row, on_front, volume in zip(rows, member, history, strict=True):
-            row |= {"on_front": bool(on_front), "hypervolume": float(volume)}
+        table = pd.DataFrame(rows)
+        points = table[list(pareto.OBJECTIVES)].to_numpy(float)
+        feasible = (table["state"] == "complete").to_numpy()
+        for row, volume in zip(rows, pareto.hypervolume_history(points, feasible, reference), strict=True):
+            row["hypervolume"] = float(volume)
+        engines = measured_engines(table)
+        member = set(engines["trial"][pareto.front(engines[list(pareto.OBJECTIVES)], engines["feasible"])])
+        for row in rows:
+            row["on_front"] = row["trial"] in member
     return as_table(rows, schemas.TRIALS).to_pandas()
+
+
+def measured_engines(trials: pd.DataFrame) -> pd.DataFrame:
+    """One row a distinct engine that was measured, `trial` its first trial: geometric means of the objectives over
+    its repeats, `repeats`, and `feasible`: every repeat met the SLOs. Trials answered from the cache do not count."""
+    measured = trials[trials["state"].isin(["complete", "infeasible"])]
+    rows = []
+    for _, group in measured.groupby("flags", sort=False):
+        means = np.exp(np.log(group[list(pareto.OBJECTIVES)].to_numpy(float)).mean(axis=0))
+        rows.append({"trial": int(group["trial"].iloc[0]), **dict(zip(pareto.OBJECTIVES, means, strict=True)),
+                     "repeats": len(group), "feasible": bool((group["state"] == "complete").all())})
+    return pd.DataFrame(rows, columns=["trial", *pareto.OBJECTIVES, "repeats", "feasible"])
 
 
 def _row(trial: FrozenTrial) -> dict[str, object]:

@@ -1,0 +1,189 @@
+"""The search on a real engine: the twin proposes, real launches decide, their answers recalibrate the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from spoc_lib.config import Cluster, Profile
+from spoc_lib.core.errors import InputError
+from spoc_lib.search import noise, pareto
+from spoc_lib.search.acquire import expected_gain
+from spoc_lib.search.recalibrate import encode, fit, misled
+from spoc_lib.search.space import Flags, FlagSpace, flags_key
+from spoc_lib.search.study import Progress, Proposal, SearchStudy, record_of
+
+#: A search of this many launches or more spends two of them on repeats: its knee, and the defaults at the end.
+REPEATS_FROM = 8
+#: Before two engines are measured twice, one measurement is taken to be this exact (in logarithms).
+ASSUMED_NOISE_SD = 0.03
+
+
+@dataclass(frozen=True)
+class Screened:
+    """An engine as the twin has it. room: largest value / limit over the SLOs on TTFT, and on ITL."""
+
+    flags: Flags
+    values: tuple[float, float, float]
+    room: tuple[float, float]
+
+
+@dataclass
+class ScreenedPlan:
+    """Fills the slots of a real study from the twin's trials.
+
+    Each slot goes to the engine of the largest expected gain of hypervolume under the corrected twin. The last two
+    of `launches` repeat the knee and the defaults (`noise`). Depends on the finished trials and `seed` alone.
+    """
+
+    space: FlagSpace
+    pool: list[Screened]
+    reference: pareto.Reference
+    launches: int
+    seed: int
+    _encoded: np.ndarray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._encoded = encode(self.space, [s.flags for s in self.pool]) if self.pool else np.zeros((0, 1))
+        self._index = {flags_key(s.flags): i for i, s in enumerate(self.pool)}
+
+    def __call__(self, study: SearchStudy, slot: int) -> Proposal | None:
+        if self.launches >= REPEATS_FROM and slot == self.launches - 1:
+            return Proposal(self.space.defaults, repeat=True)
+        if self.launches >= REPEATS_FROM and slot == self.launches - 2:
+            return self._knee_again(study)
+        return self.next(study, slot)
+
+    def next(self, study: SearchStudy, slot: int) -> Proposal | None:
+        """The engine to launch next; None when the twin knows no further one."""
+        answered = {flags_key(r["flags"]) for r in records(study) if r["state"] != "duplicate"}
+        open_ones = np.array([flags_key(s.flags) not in answered for s in self.pool], dtype=bool)
+        if not open_ones.any():
+            return None
+        asked = np.flatnonzero(open_ones)
+        index, ratio = self.log_ratios(study)
+        correction = fit(self._encoded[index], ratio, self._encoded[asked], ASSUMED_NOISE_SD)
+        random = np.random.default_rng([self.seed, slot])
+        gain = expected_gain(np.array([self.pool[i].values for i in asked]),
+                             np.array([self.pool[i].room for i in asked]), correction, self._members(study),
+                             self.reference, random)
+        return Proposal(self.pool[asked[int(np.argmax(gain))]].flags)
+
+    def log_ratios(self, study: SearchStudy) -> tuple[np.ndarray, np.ndarray]:
+        """Indices (n,) into the pool of engines measured by both, and log(real / twin) of their objectives (n, 3)."""
+        index, ratio = [], []
+        for record in measured(study):
+            where = self._index.get(flags_key(record["flags"]))
+            if where is not None:
+                index.append(where)
+                ratio.append(np.log(np.array(record["values"]) / np.array(self.pool[where].values)))
+        return np.array(index, dtype=int), np.array(ratio, dtype=float).reshape(-1, 3)
+
+    def _members(self, study: SearchStudy) -> np.ndarray:
+        return np.array([r["values"] for r in measured(study) if r["violation"] <= 0], dtype=float).reshape(-1, 3)
+
+    def _knee_again(self, study: SearchStudy) -> Proposal | None:
+        found = [r for r in measured(study) if r["violation"] <= 0]
+        points = np.array([r["values"] for r in found], dtype=float).reshape(-1, 3)
+        chosen = pareto.knee(points, pareto.front(points))
+        return None if chosen is None else Proposal(found[chosen.index]["flags"], repeat=True)
+
+
+def records(study: SearchStudy) -> list[dict[str, Any]]:
+    """Records of all answered trials, in order."""
+    return [r for r in map(record_of, study.trials()) if r]
+
+
+def measured(study: SearchStudy) -> list[dict[str, Any]]:
+    """Records of all measured trials, repeats included."""
+    return [r for r in records(study) if r["state"] in ("complete", "infeasible")]
+
+
+def screened(study: SearchStudy) -> list[Screened]:
+    """What a study on the twin measured, one entry a distinct engine."""
+    found = []
+    for record in measured(study):
+        ratios = [(name, 1.0 + value) for name, value in record["constraints"].items()]
+        ttft = max((r for name, r in ratios if " ttft " in name or " e2e " in name), default=0.0)
+        itl = max((r for name, r in ratios if " ttft " not in name), default=0.0)
+        found.append(Screened(record["flags"], tuple(record["values"]), (ttft, itl)))
+    return found
+
+
+def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory, folder: Path,
+                settings: Mapping[str, Any], progress: Progress | None):
+    """Screen on the twin (into `folder`/screen), launch `settings['trials']` times, say what repeats and the twin
+    were worth. Returns a StudyResult."""
+    from spoc_lib.search import run as search
+
+    seed, users = settings["seed"], cluster.search.target_users
+    reference = pareto.reference_point(cluster.slos)
+    pool, notes = _screen(cluster, profile, space, script_factory, folder / "screen", seed, progress)
+    real = search.http_evaluator(cluster, profile, space, seed, users=users)
+    plan = ScreenedPlan(space, pool, reference, settings["trials"], seed)
+    workload = search.workload_digest(script_factory, users, real.duration_s, real.warmup_s)
+    study = SearchStudy(space, real, folder, workload, seed, profile.search_population, [space.defaults],
+                        storage=search.storage_from_environment(), propose=plan)
+    study.run(settings["trials"], launches=settings["trials"],
+              progress=search.throttled(study, reference, progress))
+    probabilities, sentences = noise_findings(study, cluster, seed)
+    index, ratio = plan.log_ratios(study)
+    if len(index) >= 2:
+        twin = np.array([pool[i].values for i in index])
+        notes += misled(twin, twin * np.exp(ratio))
+    notes.append(f"{study.paid()} real launches; the twin answered {len(pool)} what-ifs that were not launched.")
+    result = search.assemble(study, cluster, reference, simulated=False, extra=notes + sentences,
+                             probabilities=probabilities)
+    return search.finish(result, folder)
+
+
+def _screen(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory, folder: Path, seed: int,
+            progress: Progress | None) -> tuple[list[Screened], list[str]]:
+    from spoc_lib.search import run as search
+
+    try:
+        twin = search.twin_evaluator(cluster, profile, space, script_factory, seed,
+                                     users=cluster.search.target_users, seconds=profile.screen_s)
+    except InputError as error:
+        return [], [f"There was no screening, since the twin cannot stand for this engine: {error.message}."]
+    study = search.twin_study(twin, space, script_factory, folder, seed, profile)
+    reference = pareto.reference_point(cluster.slos)
+    study.run(profile.search_trials, progress=search.throttled(study, reference, progress))
+    warnings = twin.engine(space.defaults).passport().get("warnings", [])
+    return screened(study), [f"Screening by the twin: {warning}." for warning in warnings]
+
+
+def noise_findings(study: SearchStudy, cluster: Cluster, seed: int) -> tuple[dict[int, float], list[str]]:
+    """({trial: chance to be on the front}, sentences) from the repeats of a study."""
+    table = pd.DataFrame([{"trial": t.number, "key": r["key"], "values": r["values"]}
+                          for t in study.trials() if (r := record_of(t)) and r["state"] in ("complete", "infeasible")])
+    if table.empty:
+        return {}, []
+    groups = [(int(g["trial"].iloc[0]), np.array(g["values"].tolist(), dtype=float))
+              for _, g in table.groupby("key", sort=False)]
+    repeats = [values for _, values in groups]
+    sd = noise.relative_sd(repeats)
+    chance = noise.membership(repeats, sd, _limits(cluster), seed)
+    known = any(len(values) > 1 for values in repeats)
+    sentences = [("Repeats differ by {:.1%} in throughput, {:.1%} in p95 TTFT and {:.1%} in p95 ITL (one standard "
+                  "deviation).").format(*sd) if known else
+                 f"No engine was measured twice: {noise.UNKNOWN_SD:.0%} of noise is assumed in every objective."]
+    first = groups[0][1]
+    if len(first) > 1:
+        sentences.append(noise.drift(first[0], first[-1], sd).sentence)
+    return {number: float(p) for (number, _), p in zip(groups, chance, strict=True)}, sentences
+
+
+def _limits(cluster: Cluster) -> np.ndarray:
+    """(3,) the limits that SLOs on everybody's p95 set for the objectives; inf where there is none."""
+    limits = [np.inf, np.inf, np.inf]
+    for slo in cluster.slos:
+        column = {"ttft": 1, "itl": 2}.get(slo.metric)
+        if column and slo.persona == "all" and slo.percentile == 95:
+            limits[column] = min(limits[column], slo.limit_s)
+    return np.array(limits)

@@ -1,0 +1,16 @@
+"""The script that a search plays, from its cluster and profile alone (a search resumes from its folder)."""
+
+from __future__ import annotations
+
+from spoc_lib.config import Cluster, Profile, load_model
+from spoc_lib.search.twin import ScriptFactory
+
+
+def script_factory(cluster: Cluster, profile: Profile, seed: int) -> ScriptFactory:
+    """`salt -> ConversationScript` of the cluster's personas; the salt changes identities, never sizes."""
+    from spoc_lib.workload import build_script, load_personas
+
+    personas = load_personas(cluster.personas)
+    limit = int(cluster.flags.get("max_model_len") or load_model(cluster.model).max_model_len)
+    return lambda salt: build_script(personas, seed, salt=salt, gap_cap_s=profile.gap_cap_s, start=profile.start,
+                                     context_limit=limit)
