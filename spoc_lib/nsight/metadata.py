@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from spoc_lib.core.errors import InputError
+from spoc_lib.engine.kerneltrace import SIMULATED, SIMULATED_BY
 from spoc_lib.nsight.sources import TraceSource
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 GRAPH_TRACE = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _GRAPH_MODES = ("CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE")
-#: How the workbench marks traces that its embedded engine wrote.
-SIMULATED = "SPOC_SIMULATED"
-SIMULATED_BY = "SPOC_SIMULATED_BY"
 _RECAPTURE = "capture again with --cuda-graph-trace=node"
 #: In graph mode, kernels that fill less of the window than this show that the work ran where none are recorded.
 _REPRESENTATIVE_RATIO = 0.01

@@ -10,6 +10,7 @@ import numpy as np
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
+from spoc_lib.engine.kerneltrace import phase_of
 from spoc_lib.nsight.sources import TraceSource
 
 NVTX = "NVTX_EVENTS"
@@ -51,19 +52,6 @@ def read_ranges(source: TraceSource, wanted: Callable[[str], bool]) -> list[Rang
 
 def is_step(text: str) -> bool:
     return bool(_STEP.match(text) or _VLLM_STEP.match(text))
-
-
-def step_text(step: int, phase: str, batch: Batch) -> str:
-    """The text of one engine step's range; `parse_step` reads it back."""
-    return f"spoc step={step} phase={phase} " + " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
-                                                         for k, v in batch._asdict().items())
-
-
-def phase_of(prefills: int, decodes: int) -> str:
-    """prefill, decode or mixed; none for an empty step."""
-    if prefills and decodes:
-        return "mixed"
-    return "prefill" if prefills else "decode" if decodes else "none"
 
 
 def parse_step(text: str) -> dict:
