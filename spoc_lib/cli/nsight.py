@@ -10,6 +10,7 @@ import typer
 
 from spoc_lib.cli.output import JsonOption, emit
 from spoc_lib.core.errors import InputError
+from spoc_lib.engine.batch import Batch
 
 app = typer.Typer(no_args_is_help=True, help="Inside the GPU: capture, decompose and compare kernel traces.",
                   rich_markup_mode=None)
@@ -35,6 +36,23 @@ def _window(text: str | None) -> tuple[float, float] | None:
     return start, end
 
 
+def _batch(text: str | None) -> Batch | None:
+    """`tokens=64,decodes=64,…` as a batch; fields that are not given are 0."""
+    if text is None:
+        return None
+    values = dict.fromkeys(Batch._fields, 0.0)
+    try:
+        for part in text.split(","):
+            name, value = part.split("=")
+            if name.strip() not in values:
+                raise ValueError(name)
+            values[name.strip()] = float(value)
+    except ValueError as error:
+        raise InputError("bad-batch", f"--batch {text!r}: give NAME=NUMBER pairs, separated by commas, of "
+                         f"{', '.join(Batch._fields)}") from error
+    return Batch(*(value if "pairs" in name else int(value) for name, value in values.items()))
+
+
 @app.command()
 def decompose(
     trace: Trace,
@@ -44,19 +62,32 @@ def decompose(
     accept_graph_mode: Annotated[bool, typer.Option(
         "--accept-graph-mode", help="decompose a graph-mode capture of a program that launches no graphs")] = False,
     rules: Rules = None,
+    model: Annotated[str | None, typer.Option("--model", help="with --gpu: the roofline verdict for this model")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="GPU whose roofs to hold beside the measured times")] = None,
+    batch: Annotated[str | None, typer.Option(
+        "--batch", help="what an average step computed, where the trace does not tell: tokens=…,decodes=…")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="steps in the window, where the trace shows none")] = None,
     json: JsonOption = None,
 ) -> None:
     """Where each GPU's time went: exclusive categories plus idle, summing to the window.
 
-    Example: spoc nsight decompose trace.sqlite --expect-gpus 4
+    Example: spoc nsight decompose trace.sqlite --expect-gpus 4 --model gpt-oss-120b --gpu h100-sxm
     """
+    from spoc_lib import config
     from spoc_lib.nsight import decompose as run
-    from spoc_lib.nsight import rule_book
-    from spoc_lib.nsight.text import decomposition_text
+    from spoc_lib.nsight import roofline, rule_book
+    from spoc_lib.nsight.text import decomposition_text, verdict_text
 
+    if (model is None) != (gpu is None):
+        raise InputError("bad-option", "a roofline needs both: give --model and --gpu together")
     result = run(trace, _window(window), rules=rule_book(rules), nvtx_range=nvtx_range, expect_gpus=expect_gpus,
                  accept_graph_mode=accept_graph_mode)
-    emit(result.to_dict(), json, decomposition_text(result))
+    answer, text = result.to_dict(), decomposition_text(result)
+    if model is not None and gpu is not None:
+        verdict = roofline(result, config.load_model(model), config.load_gpu(gpu), _batch(batch), steps=steps)
+        answer["roofline"] = verdict.to_dict()
+        text = f"{text}\n\n{verdict_text(verdict)}"
+    emit(answer, json, text)
 
 
 @app.command()

@@ -2,5 +2,6 @@
 
 from spoc_lib.nsight.categories import CATEGORIES, TITLES, classify, rule_book
 from spoc_lib.nsight.decompose import Decomposition, decompose
+from spoc_lib.nsight.roofline import Verdict, roofline
 
-__all__ = ["CATEGORIES", "TITLES", "Decomposition", "classify", "decompose", "rule_book"]
+__all__ = ["CATEGORIES", "TITLES", "Decomposition", "Verdict", "classify", "decompose", "roofline", "rule_book"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spoc_lib.nsight.categories import CATEGORIES, TITLES
 from spoc_lib.nsight.decompose import Decomposition
+from spoc_lib.nsight.roofline import RESOURCES, Verdict
 
 
 def decomposition_text(result: Decomposition) -> str:
@@ -25,3 +26,15 @@ def decomposition_text(result: Decomposition) -> str:
         lines.append(f"unknown kernel, {kernel['share']:.1%} of kernel time: {kernel['name'][:80]} "
                      f"(add a rule with --rules)")
     return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """The verdict's sentences and its table by phase, in ms a step."""
+    lines = [verdict.sentence, *verdict.sentences,
+             f"{'ms a step':34}{'measured':>10}{'W4A16':>10}{'FP4 naive':>10}{'of roof':>9}  binds"]
+    for row in verdict.table.itertuples():
+        if row.measured_s or row.w4a16_s:
+            roof = f"{row.of_roof:.0%}" if row.of_roof is not None and row.of_roof == row.of_roof else "-"
+            lines.append(f"{row.phase + ' ' + TITLES[row.category]:34}{row.measured_s * 1e3:10.3f}"
+                         f"{row.w4a16_s * 1e3:10.3f}{row.fp4_naive_s * 1e3:10.3f}{roof:>9}  {RESOURCES[row.binds]}")
+    return "\n".join(lines)

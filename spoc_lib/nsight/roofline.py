@@ -1,0 +1,242 @@
+"""The roofline verdict: what each category's time could be at best, which resource binds it, and what the kernels'
+names say about 4-bit experts: FP4 products (the naive reading) or BF16 products on 4-bit traffic (W4A16)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pandas as pd
+
+from spoc_lib.config import GpuSpec, ModelSpec
+from spoc_lib.core.errors import InputError
+from spoc_lib.engine.batch import Batch
+from spoc_lib.nsight.categories import CATEGORIES, TITLES, compute_type
+from spoc_lib.nsight.decompose import Decomposition
+from spoc_lib.nsight.work import Hypothesis, hypotheses, step_work
+
+#: What can bind, and how a sentence calls it.
+RESOURCES = {"memory": "DRAM bandwidth", "compute": "tensor-core compute", "link": "NVLink", "host": "launch and host"}
+
+#: Below this share of the nearest roof, the roof is not what limits a kernel.
+_NEAR_ROOF = 0.5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """table: one row a (phase, category), times in seconds a step on one GPU: measured_s, share (of the step),
+    flops, dram_bytes, link_bytes (W4A16), memory_s, compute_s, link_s (the three roofs under W4A16), w4a16_s,
+    fp4_naive_s, bf16_s (the largest roof under each hypothesis, kernel by kernel), binds, of_roof (w4a16_s /
+    measured_s; null without measured time). phase `all` is the mean over all steps.
+
+    resources: share of the mean step by what binds (memory, compute, link, host).
+    """
+
+    table: pd.DataFrame
+    steps: int
+    gpus: int
+    model: str
+    gpu: str
+    compute_type: str
+    compute_type_shown: bool
+    resources: dict[str, float]
+    binding_resource: str
+    binding_category: str
+    sentence: str
+    sentences: list[str]
+    simulated: bool
+
+    def row(self, category: str, phase: str = "all") -> dict:
+        """One row of `table` as a dictionary."""
+        found = self.table[(self.table.phase == phase) & (self.table.category == category)]
+        return found.iloc[0].to_dict() if len(found) else {}
+
+    def to_dict(self) -> dict:
+        return {"model": self.model, "gpu": self.gpu, "gpus": self.gpus, "steps": self.steps,
+                "simulated": self.simulated, "compute_type": self.compute_type,
+                "compute_type_shown": self.compute_type_shown, "resources": self.resources,
+                "binding_resource": self.binding_resource, "binding_category": self.binding_category,
+                "sentence": self.sentence, "sentences": self.sentences,
+                "categories": self.table.to_dict("records")}
+
+
+def roofline(decomposition: Decomposition, model: ModelSpec, gpu: GpuSpec, batch: Batch | None = None, *,
+             gpu_count: int | None = None, steps: int | None = None) -> Verdict:
+    """Hold the measured times beside their roofs.
+
+    The batch of each step is taken from its NVTX range; where the trace does not tell it, `batch` says what an
+    average step computed. `steps`: how many steps the window holds, where the trace shows none. gpu_count: GPUs that
+    share the model (default: those of the trace). InputError when neither trace nor parameters tell.
+    """
+    gpus = gpu_count or len(decomposition.totals())
+    measured = _measured(decomposition, batch, steps)
+    rows, total_steps = [], 0
+    for phase, (counted, seconds, number) in measured.items():
+        rows += _rows(phase, counted, seconds, number, model, gpu, gpus)
+        total_steps = max(total_steps, number)
+    table = pd.DataFrame(rows)
+    return _conclude(decomposition, table, model, gpu, gpus, total_steps)
+
+
+Measured = dict[str, tuple[Counter, dict[str, float], int]]
+
+
+def _measured(decomposition: Decomposition, batch: Batch | None, steps: int | None) -> Measured:
+    """{phase: (batches counted, seconds by category and idle summed over those steps on one GPU, steps)}."""
+    frame = decomposition.steps
+    told = len(frame) > 0 and frame[["decode_context", "prefill_pairs"]].notna().all(axis=None)
+    devices = len(decomposition.totals())
+    if told and batch is None:
+        result: Measured = {}
+        first = frame.groupby(["pid", "device"], sort=False).ngroup() == 0
+        for phase, rows in [("all", frame), *frame.groupby("phase", sort=False)]:
+            one = rows[first.reindex(rows.index)]
+            batches = Counter(Batch(*values) for values in one[list(Batch._fields)].itertuples(index=False))
+            seconds = {c: rows[f"{c}_ns"].sum() / devices / 1e9 for c in CATEGORIES}
+            seconds["idle"] = (rows.launch_gap_ns.sum() + rows.host_gap_ns.sum()) / devices / 1e9
+            result[phase] = batches, seconds, len(one)
+        return result
+    if batch is None:
+        raise InputError("no-batch", f"{decomposition.path} does not tell what its steps computed: give the average "
+                         f"batch (--batch tokens=…,decodes=…,decode_context=…)")
+    if steps is None and len(frame):
+        steps = int(frame.groupby(["pid", "device"]).step.nunique().max())
+    if not steps:
+        raise InputError("no-steps", f"{decomposition.path} shows no engine steps: say how many the window holds "
+                         f"(--steps N)")
+    totals = decomposition.totals().mean() / 1e9
+    return {"all": (Counter({batch: steps}), totals.to_dict(), steps)}
+
+
+def _roofs(works: list, hypothesis: Hypothesis, gpu: GpuSpec) -> dict[str, dict[str, float]]:
+    """{category: {flops, dram_bytes, link_bytes, memory, compute, link, best}}; best: the largest roof, launch by
+    launch."""
+    result: dict[str, dict[str, float]] = {}
+    for work in works:
+        rate = hypothesis.flops_per_s if work.category == "moe_gemm" else gpu.bf16_flops_per_s
+        roofs = {"memory": work.dram_bytes / gpu.dram_bytes_per_s, "compute": work.flops / rate,
+                 "link": work.link_bytes / gpu.link_bytes_per_s}
+        sums = result.setdefault(work.category, dict.fromkeys(
+            ("flops", "dram_bytes", "link_bytes", "memory", "compute", "link", "best"), 0.0))
+        for name, value in (("flops", work.flops), ("dram_bytes", work.dram_bytes),
+                            ("link_bytes", work.link_bytes), *roofs.items(), ("best", max(roofs.values()))):
+            sums[name] += work.count * value
+    return result
+
+
+def _rows(phase: str, batches: Counter, seconds: dict[str, float], steps: int, model: ModelSpec, gpu: GpuSpec,
+          gpus: int) -> list[dict]:
+    sums: dict[str, dict[str, dict[str, float]]] = {}
+    for name, hypothesis in hypotheses(model, gpu).items():
+        into = sums.setdefault(name, {})
+        for batch, count in batches.items():
+            for category, values in _roofs(step_work(model, gpus, batch, hypothesis), hypothesis, gpu).items():
+                target = into.setdefault(category, dict.fromkeys(values, 0.0))
+                for key, value in values.items():
+                    target[key] += count * value / steps
+    step_s = sum(seconds.values()) / steps
+    rows = []
+    for category in (*CATEGORIES, "idle"):
+        took = seconds.get(category, 0.0) / steps
+        ideal = sums["w4a16"].get(category)
+        if ideal is None and not took:
+            continue
+        roofs = {r: (ideal or {}).get(r, 0.0) for r in ("memory", "compute", "link")}
+        rows.append({
+            "phase": phase, "category": category, "measured_s": took, "share": took / step_s if step_s else 0.0,
+            "flops": (ideal or {}).get("flops", 0.0), "dram_bytes": (ideal or {}).get("dram_bytes", 0.0),
+            "link_bytes": (ideal or {}).get("link_bytes", 0.0),
+            "memory_s": roofs["memory"], "compute_s": roofs["compute"], "link_s": roofs["link"],
+            **{f"{name}_s": values.get(category, {}).get("best", 0.0) for name, values in sums.items()},
+            "binds": _binds(category, roofs),
+            "of_roof": ideal["best"] / took if ideal and took else None,
+        })
+    return rows
+
+
+def _binds(category: str, roofs: dict[str, float]) -> str:
+    """The highest roof; collectives are NVLink's, idle time the host's; copies and unknown kernels stream memory."""
+    if category in ("idle", "comm"):
+        return "host" if category == "idle" else "link"
+    return max(roofs, key=roofs.__getitem__) if any(roofs.values()) else "memory"
+
+
+def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpec, gpu: GpuSpec, gpus: int,
+              steps: int) -> Verdict:
+    overall = table[table.phase == "all"]
+    resources = {r: float(overall[overall.binds == r].share.sum()) for r in RESOURCES}
+    busy = overall[overall.category != "idle"]
+    top = busy.loc[busy.measured_s.idxmax()]
+    shown, label = _shown_type(decomposition)
+    sentences = [_step_sentence(table, phase, gpu) for phase in table.phase.unique() if phase != "all"] or [
+        _step_sentence(table, "all", gpu)]
+    if model.moe is not None:
+        sentences.append(_expert_sentence(table, model, gpu, shown, label))
+    binding = max(resources, key=resources.__getitem__)
+    over = int((busy.of_roof > 1.05).sum())
+    if over:
+        sentences.append(f"{over} categories ran faster than their roof, so the batch given does not describe this "
+                         f"trace, or the kernels skip work that the model counts.")
+    sentence = (f"{'Simulated: ' if decomposition.simulated else ''}a step of {overall.measured_s.sum() * 1e3:.2f} ms "
+                f"spends {top.share:.0%} in {TITLES[top.category]}; for {resources[binding]:.0%} of it the nearest "
+                f"roof is {RESOURCES[binding]}" + (f", of which {TITLES[top.category]} reaches {top.of_roof:.0%}."
+                                                   if top.of_roof and top.binds == binding else "."))
+    return Verdict(table, steps, gpus, model.name, gpu.name, label, shown, resources, binding, str(top.category),
+                   sentence, sentences, decomposition.simulated)
+
+
+def _shown_type(decomposition: Decomposition) -> tuple[bool, str]:
+    """(whether the expert GEMMs' names show their types, math x weights), by time."""
+    experts = decomposition.kernels[decomposition.kernels.category == "moe_gemm"]
+    weight: Counter = Counter()
+    for name, ns in zip(experts.name, experts.total_ns, strict=True):
+        found = compute_type(name)
+        if found:
+            weight["x".join(found)] += int(ns)
+    return (True, weight.most_common(1)[0][0]) if weight else (False, "unknown")
+
+
+def _step_sentence(table: pd.DataFrame, phase: str, gpu: GpuSpec) -> str:
+    rows = table[table.phase == phase]
+    busy = rows[rows.category != "idle"].nlargest(2, "measured_s")
+    parts = []
+    for row in busy.itertuples():
+        parts.append(f"{TITLES[row.category]} {row.share:.0%} ({_reach(row.binds, row.of_roof)})")
+    idle = rows[rows.category == "idle"].share.sum()
+    name = "step" if phase == "all" else f"{phase} step"
+    return (f"A {name} takes {rows.measured_s.sum() * 1e3:.2f} ms on {gpu.title}: {', '.join(parts)}, "
+            f"idle {idle:.0%}.")
+
+
+def _reach(binds: str, of_roof: float | None) -> str:
+    """Whether the hardware limits a category, or its kernels do: far below every roof, a faster GPU changes little."""
+    if of_roof is None or of_roof != of_roof:
+        return f"{RESOURCES[binds]}"
+    if of_roof < _NEAR_ROOF:
+        return f"nearest roof {RESOURCES[binds]}, but at {of_roof:.0%} of it: the kernels limit, not the hardware"
+    return f"bound by {RESOURCES[binds]}, at {of_roof:.0%} of it"
+
+
+def _expert_sentence(table: pd.DataFrame, model: ModelSpec, gpu: GpuSpec, shown: bool, label: str) -> str:
+    """FP4-naive beside W4A16 beside measured, in the phase where the two differ most."""
+    rows = table[(table.category == "moe_gemm") & (table.measured_s > 0)]
+    if rows.empty:
+        return "No expert GEMM ran in this window, so nothing is said about 4-bit experts."
+    row = rows.loc[((rows.w4a16_s - rows.fp4_naive_s) / rows.measured_s).idxmax()]
+    where = "a step" if row.phase == "all" else f"a {row.phase} step"
+    times = (f"FP4-naive {row.fp4_naive_s * 1e3:.2f} ms, W4A16 {row.w4a16_s * 1e3:.2f} ms, measured "
+             f"{row.measured_s * 1e3:.2f} ms in {where}")
+    if shown and label.endswith(("xmxfp4", "xnvfp4", "xint4")):
+        math = label.split("x")[0].upper()
+        proof = f"The expert GEMMs' names show {math} products on 4-bit weights ({label}), so W4A16 is the roof"
+    elif shown:
+        proof = f"The expert GEMMs' names show {label}"
+    else:
+        proof = "The expert GEMMs' names do not show their types"
+    if row.w4a16_s - row.fp4_naive_s > 0.05 * row.measured_s:
+        tail = (f"whoever counts on FP4 rates for {gpu.title} expects {row.w4a16_s / row.fp4_naive_s:.1f} times too "
+                f"much of the experts")
+    else:
+        tail = (f"both read the same {model.moe.weight_bits:g}-bit weights and DRAM binds them, so the rate of the "
+                f"products makes no difference here")
+    return f"{proof}: {times}; {tail}."
