@@ -32,7 +32,9 @@ class SchedulerOutput:
 
     scheduled: tokens by request, in order of scheduling; `sampling`: those of them that sample a token;
     admitted: first admissions with their cached tokens (not re-admissions after a preemption);
-    preempted: requests thrown out in this step; batch: what a step-time model needs to know.
+    preempted: requests thrown out in this step; batch: what a step-time model needs to know;
+    running, waiting, kv_usage: the state right after scheduling; prefix_queries, prefix_hits: tokens looked up and
+    found by the first admissions of this step.
     """
 
     scheduled: dict[Request, int]
@@ -40,6 +42,11 @@ class SchedulerOutput:
     admitted: dict[str, int]
     preempted: list[Request]
     batch: Batch
+    running: int
+    waiting: int
+    kv_usage: float
+    prefix_queries: int
+    prefix_hits: int
 
 
 @dataclass(slots=True)
@@ -74,11 +81,14 @@ class Scheduler:
         scheduled: dict[Request, int] = {}
         admitted: dict[str, int] = {}
         threshold = self.long_prefill_token_threshold if len(self.running) + len(self.waiting) > 1 else 0
+        queries, hits = self.counters.prefix_queries, self.counters.prefix_hits
         budget, preempted = self._schedule_running(scheduled, threshold)
         if not preempted:
             self._schedule_waiting(scheduled, admitted, budget, threshold)
         batch, sampling = self._advance(scheduled)
-        return SchedulerOutput(scheduled, sampling, admitted, preempted, batch)
+        return SchedulerOutput(scheduled, sampling, admitted, preempted, batch, len(self.running), len(self.waiting),
+                               self.cache.usage, self.counters.prefix_queries - queries,
+                               self.counters.prefix_hits - hits)
 
     def _schedule_running(self, scheduled: dict[Request, int], threshold: int) -> tuple[int, list[Request]]:
         budget = self.max_num_batched_tokens

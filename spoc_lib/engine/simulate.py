@@ -1,0 +1,89 @@
+"""`spoc engine simulate` as a library call: a cluster, a number of users, the figures of a virtual run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from spoc_lib.config import load_cluster
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.stats import percentiles
+from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.virtual import VirtualRun, play
+from spoc_lib.workload import build_script
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """`name=value` pairs as a dictionary, values read as YAML scalars. InputError for anything else."""
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        name, separator, text = assignment.partition("=")
+        if not separator or not name.strip():
+            raise InputError("bad-assignment", f"'{assignment}' is not of the form name=value")
+        value = yaml.safe_load(text)
+        if isinstance(value, (dict, list)):
+            raise InputError("bad-assignment", f"'{assignment}': the value must be a number, a word, true or false")
+        values[name.strip()] = value
+    return values
+
+
+def simulate(cluster_name: str, *, users: int, duration_s: float, warmup_s: float = 60.0, personas: str | None = None,
+             seed: int = 0, gap_cap_s: float = 60.0, start: str = "stationary",
+             flags: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Play `users` users on the twin of a cluster; see `figures` for the keys."""
+    cluster = load_cluster(cluster_name)
+    engine = EmbeddedEngine.from_cluster(cluster, flags or {})
+    script = build_script(personas or cluster.personas, seed, gap_cap_s=gap_cap_s, start=start,
+                          context_limit=engine.max_model_len)
+    run = play(script, users, engine=engine, duration_s=duration_s, warmup_s=min(warmup_s, duration_s / 2))
+    return figures(run) | {"cluster": cluster.name, "engine": engine.describe()}
+
+
+def figures(run: VirtualRun) -> dict[str, Any]:
+    """What a run says in its window: latencies in seconds of requests sent there (failed and unanswered ones as
+    infinite TTFT), rates a second."""
+    start, end = run.window
+    requests, chunks, steps = run.requests, run.chunks, run.steps
+    sent = requests[(requests["send_s"] >= start) & (requests["outcome"] != "censored")]
+    inside = chunks[(chunks["time_s"] >= start) & (chunks["time_s"] <= end)]
+    within = steps[(steps["end_s"] > start)]
+    answered = requests[(requests["first_token_s"] >= start)]
+    duration = within["duration_s"]
+    queries = float(within["prefix_queries"].sum())
+    return {
+        "users": run.users,
+        "simulated": True,
+        "simulated_s": run.simulated_s,
+        "wall_s": run.wall_s,
+        "speed": run.speed,
+        "core": run.core,
+        "window_s": [start, end],
+        "requests": len(requests),
+        "completed": int((requests["outcome"] == "completed").sum()),
+        "failed": int((requests["outcome"] == "failed").sum()),
+        "censored": int((requests["outcome"] == "censored").sum()),
+        "ttft_s": percentiles(sent["ttft_s"].fillna(np.inf)),
+        "itl_s": percentiles(inter_token_s(inside)),
+        "output_tokens_per_s": float(inside["tokens"].sum()) / (end - start),
+        "prompt_tokens_per_s": float(answered["intended_prompt_tokens"].sum()) / (end - start),
+        "cached_ratio": float(within["prefix_hits"].sum()) / queries if queries else 0.0,
+        "kv_usage_ratio": float(np.average(within["kv_usage_ratio"], weights=duration)) if len(within) else 0.0,
+        "running_mean": float(np.average(within["running"], weights=duration)) if len(within) else 0.0,
+        "waiting_mean": float(np.average(within["waiting"], weights=duration)) if len(within) else 0.0,
+        "preemptions": int(within["preempted"].sum()),
+        "steps": len(within),
+        "passport": run.passport,
+    }
+
+
+def inter_token_s(chunks: pd.DataFrame) -> np.ndarray:
+    """Gaps between a request's chunks divided over the tokens they carry, one value a token (seconds)."""
+    order = np.lexsort((chunks["time_s"].to_numpy(), chunks["request"].to_numpy()))
+    request = chunks["request"].to_numpy()[order]
+    at, tokens = chunks["time_s"].to_numpy()[order], chunks["tokens"].to_numpy()[order]
+    follows = np.diff(request) == 0
+    carried = tokens[1:][follows]
+    return np.repeat((np.diff(at)[follows] / carried), np.maximum(carried, 1).astype(int))
