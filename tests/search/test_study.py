@@ -1,0 +1,190 @@
+"""The study: order, cache, classes of failure, seeds, kill -9 and resume."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from optuna.samplers import NSGAIISampler
+from optuna.trial import TrialState
+
+from spoc_lib.config import Cluster, load_cluster
+from spoc_lib.core.errors import InputError
+from spoc_lib.search import pareto
+from spoc_lib.search.evaluate import TrialFailure, measurement
+from spoc_lib.search.space import build_space
+from spoc_lib.search.study import Proposal, SearchStudy, open_storage, record_of
+from spoc_lib.search.table import measured_engines, trials_table
+
+PROGRAM = Path(__file__).parent / "analytic.py"
+spec = importlib.util.spec_from_file_location("analytic_server", PROGRAM)
+analytic = importlib.util.module_from_spec(spec)
+sys.modules["analytic_server"] = analytic
+spec.loader.exec_module(analytic)
+REFERENCE = pareto.Reference(analytic.TTFT_LIMIT_S, analytic.ITL_LIMIT_S, "test")
+
+
+def test_the_defaults_are_trial_0_and_the_number_is_kept(tmp_path):
+    study = analytic.study(tmp_path)
+    study.run(20)
+    table = trials_table(study.trials(), REFERENCE)
+    assert len(table) == 20 and table["trial"].tolist() == list(range(20))
+    assert record_of(study.trials()[0])["flags"] == study.space.defaults
+    assert isinstance(study.study.sampler, NSGAIISampler)
+    assert table["hypervolume"].is_monotonic_increasing and table["hypervolume"].iloc[-1] > 0
+    assert set(table[table["on_front"]]["state"]) == {"complete"}
+
+
+def test_the_same_seed_gives_the_same_trials_and_another_does_not(tmp_path):
+    runs = [analytic.study(tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+    for one in runs:
+        one.run(25)
+    first, second, other = map(analytic.sequence, runs)
+    assert first == second != other
+
+
+def test_no_trial_is_wasted_on_a_known_or_invalid_engine(tmp_path):
+    evaluator = analytic.FormulaEvaluator()
+    study = analytic.study(tmp_path, evaluator=evaluator)
+    study.run(40)
+    assert len(evaluator.evaluated) == 40
+    assert all(study.space.invalid(flags) is None for flags in evaluator.evaluated)
+
+
+def small(tmp_path, **search) -> SearchStudy:
+    """Two flags with few values: repeats and refused combinations cannot be avoided."""
+    base = load_cluster("sim-4xh100").model_dump()
+    space = build_space(Cluster.model_validate({**base, "search": {"target_users": 150, "space": search}}))
+    evaluator = analytic.FormulaEvaluator()
+
+    def evaluate(flags, folder, repeat=0, whole=space.context):
+        return analytic.FormulaEvaluator.evaluate(evaluator, {**whole, **flags}, folder, repeat)
+
+    evaluator.evaluate = evaluate
+    return SearchStudy(space, evaluator, tmp_path, "workload", 0, 4, [space.defaults])
+
+
+def test_an_exhausted_space_is_answered_from_the_cache(tmp_path):
+    study = small(tmp_path, max_num_batched_tokens=[2048, 8192], enable_prefix_caching=[True, False])
+    study.run(12)
+    table = trials_table(study.trials(), REFERENCE)
+    assert len(study.evaluator.evaluated) == 4 == (table["state"] != "duplicate").sum()
+    repeats = table[table["state"] == "duplicate"]
+    for row in repeats.itertuples():
+        first = table.iloc[int(row.duplicate_of)]
+        assert (row.flags, row.ttft_p95_s, row.violation) == tuple(first[["flags", "ttft_p95_s", "violation"]])
+    assert not repeats["on_front"].any()
+
+
+def test_invalid_combinations_are_never_evaluated(tmp_path):
+    study = small(tmp_path, max_num_batched_tokens=[64, 8192], max_num_seqs=[128])
+    study.initial = [study.space.defaults, {"max_num_batched_tokens": 64, "max_num_seqs": 128}]
+    study.run(2)
+    record = record_of(study.trials()[1])
+    assert record["state"] == "invalid" and "max_num_batched_tokens (64)" in record["reason"]
+    assert study.trials()[1].state == TrialState.FAIL and len(study.evaluator.evaluated) == 1
+
+
+def test_a_failed_trial_has_a_class_and_no_number(tmp_path):
+    study = analytic.study(tmp_path)
+    crash = {**study.space.defaults, "gpu_memory_utilization": 0.95, "max_num_batched_tokens": 32768}
+    study.initial = [study.space.defaults, crash, crash]
+    study.run(3)
+    table = trials_table(study.trials(), REFERENCE)
+    assert table["state"].tolist() == ["complete", "failed", "duplicate"]
+    assert table["failure_class"].tolist()[1:] == ["out-of-memory-under-load"] * 2
+    assert table.iloc[1][list(pareto.OBJECTIVES)].isna().all() and not table.iloc[1]["on_front"]
+    assert (tmp_path / table.iloc[1]["evidence"] / "verdict.json").is_file()
+    assert len(study.evaluator.evaluated) == 2  # a known failure is not paid for again
+
+
+def test_a_missed_slo_is_infeasible_and_off_the_front(tmp_path):
+    study = analytic.study(tmp_path, evaluator=analytic.FormulaEvaluator(slowdown=40.0))
+    study.run(8)
+    table = trials_table(study.trials(), REFERENCE)
+    assert set(table["state"]) <= {"infeasible", "failed"} and not table["on_front"].any()
+    assert (table["violation"].dropna() > 0).all() and table["hypervolume"].iloc[-1] == 0
+    assert all(t.constraints for t in study.trials() if t.state == TrialState.COMPLETE)
+
+
+def test_repeats_are_measured_again_and_averaged(tmp_path):
+    study = analytic.study(tmp_path)
+    study.propose = lambda s, slot: Proposal(s.space.defaults, repeat=True)
+    study.run(3)
+    table = trials_table(study.trials(), REFERENCE)
+    assert len(study.evaluator.evaluated) == 3 and table["state"].tolist() == ["complete"] * 3
+    assert measured_engines(table)["repeats"].tolist() == [3]
+
+
+def row(**changes):
+    base = {"completed": 100, "failed": 0, "verdict": "met", "reason": "", "output_tokens_per_s": 10.0,
+            "ttft_p95_s": 1.0, "itl_p95_s": 0.01}
+    return {**base, **changes}
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"failed": 20}, "20 of 120 requests failed"),
+    ({"completed": 10}, "only 10 requests completed"),
+    ({"ttft_p95_s": float("inf")}, "infinite"),
+    ({"itl_p95_s": float("nan")}, "infinite or missing"),
+    ({"verdict": "invalid", "reason": "Little's law misses by 9%"}, "Little's law"),
+])
+def test_collapsed_trials_are_failures(changes, words):
+    with pytest.raises(TrialFailure, match=words):
+        measurement(row(**changes), [], users=100, driver="virtual", duration_s=1.0)
+
+
+def test_constraints_are_shares_of_the_limit():
+    slo = [{"persona": "all", "metric": "ttft", "percentile": 95.0, "limit_s": 5.0, "value_s": 6.0},
+           {"persona": "p", "metric": "itl", "percentile": 95.0, "limit_s": 0.05, "value_s": float("inf")}]
+    found = measurement(row(), slo, users=100, driver="virtual", duration_s=1.0)
+    assert found.constraints == {"all ttft p95": pytest.approx(0.2), "p itl p95": 100.0}
+    assert found.violation == pytest.approx(100.2)
+
+
+def test_a_folder_keeps_to_its_search(tmp_path):
+    analytic.study(tmp_path, seed=1).run(2)
+    with pytest.raises(InputError, match="another space, workload, engine version or seed"):
+        analytic.study(tmp_path, seed=2).run(2)
+
+
+def test_an_unusable_database_is_one_sentence_without_the_password():
+    with pytest.raises(InputError) as error:
+        open_storage("postgresql+psycopg://me:secret@127.0.0.1:1/none")
+    assert "secret" not in error.value.message and "127.0.0.1" in error.value.message
+    with pytest.raises(InputError, match="not a database URL"):
+        open_storage("nonsense")
+
+
+def test_kill_9_and_resume_make_the_trials_of_an_uninterrupted_search(tmp_path):
+    whole = analytic.study(tmp_path / "whole")
+    whole.run(24)
+    folder = tmp_path / "killed"
+    for kill_at in (3, 11):  # in the first generation, and later
+        process = subprocess.Popen([sys.executable, str(PROGRAM), str(folder), "24", "0.25"], cwd=PROGRAM.parents[2])
+        wait_for_trials(folder, kill_at)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    rest = analytic.study(folder)
+    rest.run(24)
+    assert analytic.sequence(rest) == analytic.sequence(whole)
+    lost = [t for t in rest.trials() if t.state == TrialState.FAIL and not record_of(t)]
+    table = trials_table(rest.trials(), REFERENCE)
+    assert (table["failure_class"] == "interrupted").sum() == len(lost) and len(table) == 24 + len(lost)
+    assert not [t for t in rest.trials() if t.state == TrialState.RUNNING]
+
+
+def wait_for_trials(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if len(list(folder.glob("trials/*/verdict.json"))) >= count:
+            time.sleep(0.1)  # into the next trial
+            return
+        time.sleep(0.02)
+    raise AssertionError("the search did not get going")
