@@ -107,6 +107,7 @@ def selfcheck_command(
     finally:
         _progress_end()
     lines = [check.sentence,
+             f"lag of the stamps ms p50 {1e3 * check.lag_p50_s:.3f}, p99 {1e3 * check.lag_p99_s:.3f}",
              f"TTFT error ms p50 {1e3 * check.ttft_error_p50_s:.2f}, p99 {1e3 * check.ttft_error_p99_s:.2f}; "
              f"gap error ms p50 {1e3 * check.gap_error_p50_s:.2f}, p99 {1e3 * check.gap_error_p99_s:.2f}",
              f"the paced server itself was late by p50 {1e3 * check.server_late_p50_s:.2f}, "

@@ -2,7 +2,8 @@
 
 Plain asyncio on raw sockets, no framework. Each request is answered with `max_tokens` chunks of vLLM's shape: the
 first `ttft_s` after the request came in whole, then one every `itl_s`; deadlines are absolute, so lateness never
-adds up. The server keeps when it truly wrote each first and last token; `GET /paced` tells, and how busy it was.
+adds up. `GET /paced` tells how late and how busy the server itself was; with `--log`, `GET /paced/writes` tells when it
+truly wrote each token of each labelled request (the first 16 hexadecimal digits of a prompt are its label).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import asyncio
 import os
 import re
 import resource
+import select
+import selectors
 import time
 from dataclasses import dataclass, field
 
@@ -28,6 +31,7 @@ HEAD = (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
 
 #: Within a JSON string the quotes would be escaped, so a prompt cannot match.
 BUDGET = re.compile(rb'"max_(?:completion_)?tokens":\s*(\d+)')
+LABEL = re.compile(rb'"(?:content|prompt)":"([0-9a-f]{16})')
 
 
 def framed(data: str | bytes) -> bytes:
@@ -41,19 +45,25 @@ class Pacer:
     """Writes the tokens of all open streams, each by its own timer.
 
     `late_s` are the server's own delays (true write minus deadline), sampled; they bound what a client can show.
+    `writes`: label to the times of its tokens, kept only with `log`.
     """
 
     ttft_s: float
     itl_s: float
+    log: bool = False
     streams: int = 0
     peak: int = 0
     served: int = 0
     tokens: int = 0
     late_s: list[float] = field(default_factory=list)
+    writes: dict[str, list[float]] = field(default_factory=dict)
 
-    async def stream(self, writer: asyncio.StreamWriter, arrived_s: float, prompt_tokens: int,
-                     count: int) -> None:
+    async def stream(self, writer: asyncio.StreamWriter, arrived_s: float, body: bytes) -> None:
         loop = asyncio.get_running_loop()
+        asked, prompt_tokens = BUDGET.search(body), max(1, len(body) // 4)
+        count = int(asked[1]) if asked else 16
+        label = LABEL.search(body) if self.log else None
+        times = self.writes.setdefault(label[1].decode(), []) if label else None
         token, finished = framed(CHUNK), loop.create_future()
         self.streams += 1
         self.peak = max(self.peak, self.streams)
@@ -65,9 +75,11 @@ class Pacer:
                     finished.set_result(None)
                 return
             deadline = arrived_s + self.ttft_s + index * self.itl_s
-            writer.write(token)
             now = loop.time()
+            writer.write(token)
             self.tokens += 1
+            if times is not None:
+                times.append(now)
             if index % 16 == 0:
                 self.late_s.append(now - deadline)
             if index + 1 < count:
@@ -109,8 +121,7 @@ async def handle(pacer: Pacer, reader: asyncio.StreamReader, writer: asyncio.Str
             body = await reader.readexactly(length) if length else b""
             arrived = asyncio.get_running_loop().time()
             if method == b"POST" and path.endswith(b"/completions"):
-                asked = BUDGET.search(body)
-                await pacer.stream(writer, arrived, max(1, length // 4), int(asked[1]) if asked else 16)
+                await pacer.stream(writer, arrived, body)
             else:
                 _reply(writer, pacer, path)
                 await writer.drain()
@@ -123,16 +134,26 @@ async def handle(pacer: Pacer, reader: asyncio.StreamReader, writer: asyncio.Str
 def _reply(writer: asyncio.StreamWriter, pacer: Pacer, path: bytes) -> None:
     pages = {b"/v1/models": {"object": "list", "data": [{"id": "paced", "object": "model",
                                                          "max_model_len": 1 << 30}]},
-             b"/paced": pacer.report(), b"/health": {}}
+             b"/paced": pacer.report(), b"/paced/writes": pacer.writes, b"/health": {}}
     status, page = ("200 OK", pages[path]) if path in pages else ("404 Not Found", {"detail": "Not Found"})
     body = orjson.dumps(page)
     writer.write(f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
                  .encode() + body)
 
 
-async def serve(port: int, ttft_s: float, itl_s: float) -> None:
+class FineSelector(selectors.EpollSelector):
+    """epoll rounds a wait up to whole milliseconds; `select` on the epoll descriptor itself keeps microseconds."""
+
+    def select(self, timeout: float | None = None) -> list:
+        if timeout is not None and timeout > 0:
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+async def serve(port: int, ttft_s: float, itl_s: float, log: bool = False) -> None:
     """Serve on 127.0.0.1 until the parent goes away; print one JSON line with the URL when ready."""
-    pacer = Pacer(ttft_s, itl_s)
+    pacer = Pacer(ttft_s, itl_s, log)
     server = await asyncio.start_server(lambda r, w: handle(pacer, r, w), "127.0.0.1", port, limit=1 << 24,
                                         backlog=4096)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -148,8 +169,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ttft", type=float, default=0.2, help="seconds")
     parser.add_argument("--itl", type=float, default=0.02, help="seconds")
+    parser.add_argument("--log", action="store_true", help="keep the time of every token written")
     arguments = parser.parse_args()
-    asyncio.run(serve(arguments.port, arguments.ttft, arguments.itl))
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(FineSelector())) as runner:
+        runner.run(serve(arguments.port, arguments.ttft, arguments.itl, arguments.log))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,11 @@ class Histories:
         return Conversation(self._corpus)
 
 
+def fixed_stream(salt: int, user: int, number: int) -> int:
+    """Identity of the text of a fixed user's request; its 16 hexadecimal digits open the text."""
+    return ((salt * 1_000_003 + user) * 1_000_003 + number) & (1 << 62) - 1
+
+
 class FixedUser:
     """Endless single-turn conversations of one size."""
 
@@ -59,7 +64,7 @@ class FixedUser:
     def next(self, history_tokens: int) -> Turn:
         number, turns = self._count, self._turns
         self._count += 1
-        stream = ((self._salt * 1_000_003 + self.user) * 1_000_003 + number) & (1 << 62) - 1
+        stream = fixed_stream(self._salt, self.user, number)
         return Turn(persona=self.persona, user=self.user, conversation=number, turn=0, kind="start", starts=True,
                     append=(Segment(stream, turns.prompt_tokens, "turn"),), prompt_tokens=turns.prompt_tokens,
                     output_tokens=turns.output_tokens, think_time_s=turns.think_time_s)
