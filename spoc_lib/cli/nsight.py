@@ -62,11 +62,11 @@ def decompose(
     accept_graph_mode: Annotated[bool, typer.Option(
         "--accept-graph-mode", help="decompose a graph-mode capture of a program that launches no graphs")] = False,
     rules: Rules = None,
-    model: Annotated[str | None, typer.Option("--model", help="with --gpu: the roofline verdict for this model")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="with --gpu: the roofline verdict of it")] = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="GPU whose roofs to hold beside the measured times")] = None,
     batch: Annotated[str | None, typer.Option(
         "--batch", help="what an average step computed, where the trace does not tell: tokens=…,decodes=…")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="steps in the window, where the trace shows none")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="steps in the window, if the trace shows none")] = None,
     json: JsonOption = None,
 ) -> None:
     """Where each GPU's time went: exclusive categories plus idle, summing to the window.

@@ -29,7 +29,8 @@ _NORM = "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_{}"
 _ROPE = ("void vllm::rotary_embedding_kernel<c10::BFloat16, (bool)1>(const long *, T1 *, T1 *, const T1 *, int, long, "
          "long, long, int, int, int)")
 _KV = ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16, (vllm::Fp8KVCacheDataType)0>"
-       "(const T1 *, const T1 *, T2 *, T2 *, const long *, long, long, long, int, int, int, const float *, const float *)")
+       "(const T1 *, const T1 *, T2 *, T2 *, const long *, long, long, long, int, int, int, const float *, "
+       "const float *)")
 _ACT = "void vllm::act_and_mul_kernel<c10::BFloat16, &vllm::silu_kernel<c10::BFloat16>, (bool)1>(T1 *, const T1 *, int)"
 _SPLIT_K = ("void cublasLt::splitKreduce_kernel<(int)32, (int)16, int, float, __nv_bfloat16, float, __nv_bfloat16, "
             "(bool)0>(cublasLt::cublasSplitKParams<T1>)")

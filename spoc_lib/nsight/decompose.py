@@ -58,16 +58,17 @@ class Decomposition:
 
     @property
     def devices(self) -> list[dict]:
-        """[{pid, device, window_s, busy_s: {category: s}, idle_s, comm_exposed_s, comm_hidden_s}]."""
-        totals = self.totals()
+        """[{pid, device, window_s, busy_s: {category: s}, idle_s, …}]; the same in whole ns beside it, and how much
+        of the collectives compute hides."""
+        comm = self.collectives.set_index(["pid", "device"])
         result = []
-        for (pid, device), row in totals.iterrows():
-            comm = self.collectives.set_index(["pid", "device"]).loc[(pid, device)]
+        for key, row in self.totals().iterrows():
+            busy = {c: int(row[c]) for c in CATEGORIES}
             result.append({
-                "pid": int(pid), "device": int(device), "window_s": self.window_s,
-                "busy_s": {c: int(row[c]) / 1e9 for c in CATEGORIES if row[c]},
-                "idle_s": int(row["idle"]) / 1e9,
-                "comm_exposed_s": int(comm.exposed_ns) / 1e9, "comm_hidden_s": int(comm.hidden_ns) / 1e9,
+                "pid": int(key[0]), "device": int(key[1]), "window_s": self.window_s,
+                "busy_s": {c: ns / 1e9 for c, ns in busy.items()}, "idle_s": int(row["idle"]) / 1e9,
+                "comm_exposed_s": int(comm.exposed_ns[key]) / 1e9, "comm_hidden_s": int(comm.hidden_ns[key]) / 1e9,
+                "window_ns": self.window_ns[1] - self.window_ns[0], "busy_ns": busy, "idle_ns": int(row["idle"]),
             })
         return result
 
@@ -300,6 +301,7 @@ def _kernel_table(trace: Trace, results: dict, pids: dict[Rank, int], matched: S
             "category": [matched[i] or "other" for i in where], "known": [matched[i] is not None for i in where],
             "kernels": sums["count"][where], "total_ns": sums["total"][where]}))
     table = pd.concat(frames, ignore_index=True)
+    table["known"] = table.known.astype(bool)
     table["mean_ns"] = table.total_ns / table.kernels
     return table.sort_values("total_ns", ascending=False, ignore_index=True)
 
