@@ -174,13 +174,11 @@ class StreamReader:
             content = delta.get("content")
             reasoning = delta.get("reasoning_content") or delta.get("reasoning")
             calls = delta.get("tool_calls")
-        text = content or ""
-        if content:
-            self.content.append(content)
-        if reasoning:
-            text += reasoning
+        text = "" + (content or "") + (reasoning or "")  # TypeError where a server sends no text
         if calls:
             text += "".join(_call_text(call) for call in calls)
+        if content:
+            self.content.append(content)
         if text or calls:
             self.times_s.append(time_s)
             self.texts.append(text)
