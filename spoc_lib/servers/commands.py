@@ -1,0 +1,123 @@
+"""The commands that start an engine: as arguments for a launch, and as a line that a user can paste."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from spoc_lib.config import Cluster, load_model
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.files import write_text
+
+CONTAINER_PORT = 8000
+CONTAINER_ENGINES = ("docker", "podman")
+#: Passed into a container where set here: the key of a model hub.
+INHERITED = ("HF_TOKEN",)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCommand:
+    """How to start an engine: arguments, environment to add, commands that remove what it leaves."""
+
+    arguments: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    cleanup: list[list[str]] = field(default_factory=list)
+
+
+def flag_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Flags as `vllm serve` takes them: --name value; --name or --no-name for truth values; None left out."""
+    arguments: list[str] = []
+    for name, value in flags.items():
+        dashed = name.lstrip("-").replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{dashed}" if value else f"--no-{dashed}")
+        elif value is not None:
+            arguments += [f"--{dashed}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return arguments
+
+
+def merged_flags(cluster: Cluster, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The cluster's fixed flags, then `flags`; names with underscores."""
+    return {name.lstrip("-").replace("-", "_"): value for name, value in {**cluster.flags, **flags}.items()}
+
+
+def model_argument(cluster: Cluster) -> str:
+    """The model as `vllm serve` wants it: `served_model` where the cluster says one, else the model file's source."""
+    if cluster.engine.served_model:
+        return cluster.engine.served_model
+    source = load_model(cluster.model).source.split()[0]
+    return source if "/" in source else cluster.model
+
+
+def shell_command(cluster: Cluster, flags: Mapping[str, Any]) -> str:
+    """The line that an operator pastes to get this engine: `vllm serve MODEL --…`."""
+    return shlex.join(["vllm", "serve", model_argument(cluster), *flag_arguments(merged_flags(cluster, flags))])
+
+
+def launch_command(cluster: Cluster, flags: Mapping[str, Any], port: int) -> list[str]:
+    """The arguments that start the cluster's engine on `port` of 127.0.0.1 (see `prepare` for all of a launch).
+
+    An embedded engine is started from a cluster name here; InputError for a remote engine.
+    """
+    kind = cluster.engine.kind
+    if kind == "embedded":
+        return _embedded(cluster.name, flags, port)
+    if kind == "process":
+        return [*cluster.engine.command, *flag_arguments(merged_flags(cluster, flags)),
+                "--host", "127.0.0.1", "--port", str(port)]
+    if kind == "container":
+        return _container(cluster, flags, port).arguments
+    raise InputError("remote-engine", f"the engine of cluster '{cluster.name}' is remote: it is never started from "
+                     "here, and its flags are fixed")
+
+
+def prepare(cluster: Cluster, flags: Mapping[str, Any], port: int, folder: Path) -> LaunchCommand:
+    """All that a launch needs; an embedded engine gets the cluster as it is in memory, through a file in `folder`."""
+    if cluster.engine.kind == "embedded":
+        path = write_text(folder / "cluster.yaml",
+                          yaml.safe_dump(cluster.model_dump(mode="json", exclude_none=True), sort_keys=False))
+        ready = ["--ready-file", str(folder / "ready.json")]
+        return LaunchCommand(_embedded(str(path), flags, port) + ready, dict(cluster.engine.environment))
+    if cluster.engine.kind == "container":
+        return _container(cluster, flags, port)
+    return LaunchCommand(launch_command(cluster, flags, port), dict(cluster.engine.environment))
+
+
+def _embedded(cluster: str, flags: Mapping[str, Any], port: int) -> list[str]:
+    return [sys.executable, "-m", "spoc_lib", "engine", "serve", "--cluster", cluster, "--port", str(port), "--dev",
+            *flag_arguments(flags)]
+
+
+def container_engine() -> str:
+    """docker or podman, whichever is there first; `docker` where neither is (a launch then says so)."""
+    return next((name for name in CONTAINER_ENGINES if shutil.which(name)), CONTAINER_ENGINES[0])
+
+
+def _container(cluster: Cluster, flags: Mapping[str, Any], port: int, engine: str | None = None) -> LaunchCommand:
+    engine = engine or container_engine()
+    name = f"spoc-{os.getpid()}-{port}"
+    variables = [*cluster.engine.environment, *(one for one in INHERITED if os.environ.get(one))]
+    arguments = [
+        engine, "run", "--rm", "--name", name, *_gpus(cluster, engine), "--ipc", "host",
+        "--publish", f"127.0.0.1:{port}:{CONTAINER_PORT}",
+        *[part for variable in variables for part in ("--env", variable)],  # by name: no value on the command line
+        cluster.engine.image, "--model", model_argument(cluster), *flag_arguments(merged_flags(cluster, flags)),
+        "--port", str(CONTAINER_PORT),
+    ]
+    return LaunchCommand(arguments, dict(cluster.engine.environment), [[engine, "rm", "--force", name]])
+
+
+def _gpus(cluster: Cluster, engine: str) -> Sequence[str]:
+    if cluster.hardware.gpu == "cpu":
+        return ()
+    if engine == "podman":
+        return [part for gpu in range(cluster.hardware.count) for part in ("--device", f"nvidia.com/gpu={gpu}")]
+    return ("--gpus", str(cluster.hardware.count))
