@@ -1,0 +1,68 @@
+"""Interval algebra against a list of nanoseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spoc_lib.nsight.intervals import intersection, measure, own, union
+
+CATEGORIES, WATCH = 4, 2
+interval = st.tuples(st.integers(-20, 120), st.integers(-4, 60), st.integers(0, CATEGORIES - 1))
+intervals = st.lists(interval, max_size=90)
+
+
+def columns(rows):
+    rows = sorted(rows, key=lambda row: row[0])
+    start = np.array([r[0] for r in rows], dtype=np.int64)
+    return start, start + np.array([r[1] for r in rows], dtype=np.int64), np.array([r[2] for r in rows], dtype=np.int64)
+
+
+def instants(start, end):
+    return {t for a, b in zip(start.tolist(), end.tolist(), strict=True) for t in range(a, b)}
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows=intervals, bounds=st.lists(st.integers(-10, 130), min_size=2, max_size=8, unique=True))
+def test_every_nanosecond_has_one_owner(rows, bounds):
+    start, end, owner = columns(rows)
+    bounds = np.array(sorted(bounds))
+    result = own(start, end, owner, bounds, CATEGORIES, WATCH)
+    for s, (low, high) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        expected, watched = [0] * (CATEGORIES + 1), 0
+        for t in range(low, high):
+            active = {c for a, b, c in zip(start.tolist(), end.tolist(), owner.tolist(), strict=True) if a <= t < b}
+            expected[min(active, default=CATEGORIES)] += 1
+            watched += WATCH in active
+        assert result.busy_ns[s].tolist() == expected[:CATEGORIES]
+        assert result.gap_ns[s] + result.tail_ns[s] == expected[CATEGORIES]
+        assert result.any_ns[s] == watched
+    assert result.busy_ns.sum() + result.gap_ns.sum() + result.tail_ns.sum() == bounds[-1] - bounds[0]
+    assert result.gap_sum_ns.sum() == result.gap_ns.sum() + result.tail_ns.sum()
+    inside = (start >= bounds[0]) & (start < bounds[-1])
+    before = (start < bounds[0]) & (end > bounds[0])
+    assert result.count.sum() == np.count_nonzero(inside | before)
+
+
+def test_idle_at_a_segments_end_is_its_tail():
+    result = own(np.array([0, 20, 50]), np.array([10, 30, 60]), np.zeros(3, int), np.array([0, 50, 60]), 1, 0)
+    assert result.gap_ns.tolist() == [10, 0] and result.tail_ns.tolist() == [20, 0]
+
+
+def test_many_overlapping_intervals_grow_the_heap():
+    n = 5000
+    start = np.arange(n)
+    result = own(start, np.full(n, 2 * n), np.arange(n) % 12, np.array([0, 2 * n]), 12, 10)
+    assert result.busy_ns[0, 0] == 2 * n
+
+
+@given(a=intervals, b=intervals)
+def test_union_and_intersection_are_those_of_sets(a, b):
+    (a_start, a_end, _), (b_start, b_end, _) = columns(a), columns(b)
+    united = union(a_start, a_end)
+    assert instants(*united) == instants(a_start, a_end)
+    assert (united[0][1:] > united[1][:-1]).all()
+    assert measure(a_start, a_end) == len(instants(a_start, a_end))
+    common = intersection((a_start, a_end), (b_start, b_end))
+    assert instants(*common) == instants(a_start, a_end) & instants(b_start, b_end)
