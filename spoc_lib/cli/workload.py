@@ -1,12 +1,117 @@
-"""`spoc workload`."""
+"""`spoc workload`: scripts from personas, the audit, foreign traces in, peers' formats out."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="workload", rich_markup_mode=None)
+from spoc_lib.cli.output import JsonOption, emit
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
+                  help="Who asks what: conversations from personas or recorded traces, audited and exported.")
+
+Personas = Annotated[str, typer.Argument(help="name in data/personas, or path of a YAML file")]
+Paths = Annotated[list[str], typer.Argument(help="files, folders, or hub:OWNER/NAME[:SPLIT]")]
+Users = Annotated[int, typer.Option(min=1, help="users to play")]
+Turns = Annotated[int, typer.Option(min=1, help="turns of each user")]
+Seed = Annotated[int, typer.Option(help="sizes, times and choices")]
+Salt = Annotated[int, typer.Option(help="identities only: the same conversations, foreign to a warm cache")]
+GapCap = Annotated[float, typer.Option(help="longest think time in seconds; it moves 'how many users'")]
+Start = Annotated[str, typer.Option(help="stationary (users found in mid-conversation) or cold")]
+ContextLimit = Annotated[int | None, typer.Option(help="the server's max_model_len in tokens")]
+Scale = Annotated[float, typer.Option(help="multiplies all token sizes")]
+Monorepo = Annotated[str | None, typer.Option(metavar="DIR", help="source code for prompts (default: Python's library)")]
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps the group a group while it holds a single command."""
+@app.command()
+def build(personas: Personas = "spoc", users: Users = 300, turns: Turns = 20, seed: Seed = 1, salt: Salt = 0,
+          gap_cap_s: GapCap = 60.0, start: Start = "stationary", context_limit: ContextLimit = None, scale: Scale = 1.0,
+          output: Annotated[str | None, typer.Option("--output", "-o", help="Parquet file for the turns")] = None,
+          json: JsonOption = None) -> None:
+    """Build a script and list its turns.
+
+    Example: spoc workload build spoc --users 300 --turns 20 -o sessions.parquet
+    """
+    from spoc_lib.core.schemas import SESSIONS
+    from spoc_lib.core.tables import write_table
+    from spoc_lib.workload import build_script
+    from spoc_lib.workload.playback import sessions_table
+
+    began = time.perf_counter()
+    script = build_script(personas, seed, salt=salt, gap_cap_s=gap_cap_s, start=start, context_limit=context_limit,
+                          scale=scale)
+    table = sessions_table(script, users, turns)
+    if output:
+        write_table(output, table, SESSIONS)
+    result = {**script.describe(), "users": users, "turns": turns, "requests": len(table),
+              "prompt_tokens": int(table.prompt_tokens.sum()), "append_tokens": int(table.append_tokens.sum()),
+              "output_tokens": int(table.output_tokens.sum()), "conversations": _conversations(table),
+              "seconds": time.perf_counter() - began, "output": output}
+    emit(result, json, f"{len(table)} requests of {users} users, {result['prompt_tokens']:,} prompt tokens of which "
+         f"{result['append_tokens']:,} are appended, {result['output_tokens']:,} output tokens; start {start}, think time "
+         f"capped at {gap_cap_s:g} s" + (f"; written to {output}" if output else ""))
+
+
+def _conversations(table: Any) -> int:
+    return int(table.groupby(["user", "conversation"]).ngroups)
+
+
+@app.command()
+def audit(personas: Personas = "spoc", users: Users = 300, turns: Turns = 20, seed: Seed = 1, salt: Salt = 0,
+          gap_cap_s: GapCap = 60.0, start: Start = "stationary", context_limit: ContextLimit = None, scale: Scale = 1.0,
+          monorepo: Monorepo = None, json: JsonOption = None) -> None:
+    """Compare what a script asks for with what its personas intend; exit status 1 when a gate fails.
+
+    Example: spoc workload audit spoc --users 300 --turns 20 --json audit.json
+    """
+    from spoc_lib.workload import build_script, load_personas
+    from spoc_lib.workload.audit import audit as run
+    from spoc_lib.workload.corpus import Corpus
+
+    loaded = load_personas(personas)
+    script = build_script(loaded, seed, salt=salt, gap_cap_s=gap_cap_s, start=start, context_limit=context_limit,
+                          scale=scale)
+    result = run(script, loaded, Corpus.from_directory(monorepo), users, turns)
+    emit(result.to_dict(), json, _audit_text(result))
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def _audit_text(result: Any) -> str:
+    lines = [f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: {gate.sentence}" for gate in result.gates]
+    lines += ["", "In-flight share of a user by cap on think time:"]
+    lines += [f"  {row.gap_cap_s:6g} s  {row.in_flight_ratio:.3f}, one request in flight stands for "
+              f"{row.users_per_request:.1f} users{'  (this script)' if row.in_use else ''}"
+              for row in result.gap_caps.itertuples()]
+    sharing = result.sharing
+    lines += ["", f"Ideal reuse with an infinite prefix cache: {result.ideal_hit_ratio:.1%} of "
+              f"{sharing.prompt_tokens:,} prompt tokens; {sharing.unique_tokens:,} tokens are unique."]
+    lines += [f"  {row.layer:13} {row.prompt_tokens:13,} tokens, {row.reused_ratio:.1%} reused"
+              for row in sharing.layers.itertuples()]
+    return "\n".join(lines)
+
+
+@app.command("import")
+def import_(paths: Paths,
+            limit: Annotated[int | None, typer.Option(min=1, help="most records to read from each source")] = None,
+            json: JsonOption = None) -> None:
+    """Read foreign traces: sessions, turns, tokens, own-history reuse, and what was skipped and why.
+
+    Example: spoc workload import trajectories/ --json -
+    """
+    from spoc_lib.workload.importers import import_paths
+
+    result = import_paths(list(paths), limit=limit).to_dict()
+    lines = [f"{result['sessions']} sessions, {result['turns']} turns, {result['tokens']:,} prompt tokens; "
+             + (f"{result['own_history_reuse']:.1%} of later prompts were in their own history"
+                if result["turns"] > result["sessions"] else "no session has a second turn")
+             + f"; formats: {', '.join(f'{name} {count}' for name, count in result['formats'].items())}"]
+    lines += [f"skipped {skip['record']}: {skip['reason']}" for skip in result["skipped"][:20]]
+    if len(result["skipped"]) > 20:
+        lines.append(f"… and {len(result['skipped']) - 20} more skipped records (all with --json)")
+    emit(result, json, "\n".join(lines))
+
+

@@ -14,6 +14,7 @@ from spoc_lib.workload import template
 from spoc_lib.workload.build import Script
 from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.distributions import Distribution
+from spoc_lib.workload.geometry import LAYERS
 from spoc_lib.workload.messages import Conversation
 from spoc_lib.workload.personas import Persona, PersonaSet
 from spoc_lib.workload.playback import Pace, Played, play, sessions_table
@@ -216,8 +217,8 @@ def _shape_gates(quantities: pd.DataFrame) -> list[Gate]:
             continue
         tolerance = round(_SHAPE_TOLERANCE + 1.63 / np.sqrt(row.samples), 4)
         gates.append(Gate(name, row.distance <= tolerance, row.distance, tolerance,
-                          f"Median {row.realised_p50:.4g} against {row.intended_p50:.4g} intended; the distributions are "
-                          f"{row.distance:.3f} apart over {row.samples} samples."))
+                          f"Median {row.realised_p50:.4g} against {row.intended_p50:.4g} intended; the distributions "
+                          f"are {row.distance:.3f} apart over {row.samples} samples."))
     return gates
 
 
@@ -244,12 +245,13 @@ def _limit_gate(script: ConversationScript, personas: PersonaSet, played: list[P
                for item in played)
     longest = max((item.turn.prompt_tokens for item in played), default=0)
     return Gate("context limit", over == 0, float(over), 0.0,
-                f"{over} of {len(played)} requests exceed their context limit; the longest prompt has {longest} tokens.")
+                f"{over} of {len(played)} requests exceed their context limit; the longest prompt has {longest} "
+                "tokens.")
 
 
 def _order_gate(played: list[Played]) -> Gate:
     """Common ground pays only when it comes first, outermost level first."""
-    order = {layer: k for k, layer in enumerate(("organisation", "repository", "directory", "files", "session", "turn"))}
+    order = {layer: k for k, layer in enumerate(LAYERS)}
     wrong = 0
     for item in played:
         if item.turn.starts:
@@ -288,24 +290,26 @@ def _text_gates(script: ConversationScript, corpus: Corpus, personas: PersonaSet
     worst, counted, firsts = 0.0, 0, []
     for number in (number for users in owner.values() for number in users):
         user, conversation = script.user(number), Conversation(corpus)
-        for _ in range(2):
+        for step in range(2):
             turn = user.next(conversation.history_tokens)
             ids = template.encode(conversation.apply(turn), encode)
             worst = max(worst, abs(len(ids) - turn.prompt_tokens) / turn.prompt_tokens)
             counted += 1
-            if _ == 0:
+            if step == 0:
                 firsts.append((turn, ids))
-            conversation.add_reply(corpus.stream_text(turn.append[-1].stream ^ 1, turn.output_tokens), turn.output_tokens)
+            reply = corpus.stream_text(turn.append[-1].stream ^ 1, turn.output_tokens)
+            conversation.add_reply(reply, turn.output_tokens)
     off = 0
     for k, (one, ids) in enumerate(firsts):
         for other, other_ids in firsts[:k]:
-            off = max(off, abs(_common(ids, other_ids) - template.MESSAGE_LEAD_TOKENS - common_prefix_tokens(one, other)))
+            counted_ids = _common(ids, other_ids) - template.MESSAGE_LEAD_TOKENS
+            off = max(off, abs(counted_ids - common_prefix_tokens(one, other)))
     sizes = Gate("exact sizes", worst <= _SIZE_TOLERANCE, worst, _SIZE_TOLERANCE,
-                 f"Over {counted} prompts counted with {corpus.tokenizer.name}, the largest difference from the intended "
-                 f"size is {worst:.2%}.")
+                 f"Over {counted} prompts counted with {corpus.tokenizer.name}, the largest difference from the "
+                 f"intended size is {worst:.2%}.")
     ground = Gate("common ground in the text", off <= 16, float(off), 16.0,
-                  f"The shared prefix of {len(firsts) * (len(firsts) - 1) // 2} pairs of users, compared token by token, "
-                  f"differs from the intended one by at most {off} tokens.")
+                  f"The shared prefix of {len(firsts) * (len(firsts) - 1) // 2} pairs of users, compared token by "
+                  f"token, differs from the intended one by at most {off} tokens.")
     return [sizes, ground]
 
 

@@ -91,7 +91,7 @@ def _ratio(part: int, whole: int) -> float:
 
 
 def common_prefix_tokens(one: Turn, other: Turn) -> int:
-    """Tokens that two prompts share from their beginning, template included (openings only, replies are never equal)."""
+    """Content tokens that two prompts share from their beginning (replies of different users are never equal)."""
     shared = 0
     pairs = zip(_opening(one), _opening(other), strict=False)
     for a, b in pairs:

@@ -1,0 +1,207 @@
+"""Recorded sessions as a script: their lengths, gaps and sharing, played by the same drivers as personas.
+
+The history carries the server's own replies, so a turn appends what brings the prompt to its recorded length. Where a
+source cut its history back (a rewrite, a compaction, a dropped reasoning), the context starts anew with the prefix that
+the recording kept; the drivers send that prefix again under its old identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from spoc_lib.core.errors import InputError
+from spoc_lib.workload.identity import mix, uniform
+from spoc_lib.workload.plan import MIN_APPEND_TOKENS, MIN_SESSION_TOKENS
+from spoc_lib.workload.script import Segment, Turn
+from spoc_lib.workload.sessions import Owner, Request, Session
+from spoc_lib.workload.template import overhead_tokens
+
+#: A prompt that keeps all but this much of the one before is taken to only append.
+_APPEND_SLACK_TOKENS = 1024
+#: A pause after which nothing is sent any more (open timing: the session is over).
+NEVER_S = 1e9
+
+
+class ImportedScript:
+    """A `ConversationScript` of recorded sessions.
+
+    User n plays session n first (sub-agents' sessions are not played by themselves) and then others in a seeded order,
+    without end. A session that is played again gets new identities, but for what sessions share in the recording.
+    timing: `closed` keeps the recorded gaps, capped; `timestamps` sends each session's first request at its recorded
+    time and plays it once (a user is then a session).
+    """
+
+    def __init__(self, sessions: tuple[Session, ...], seed: int, salt: int, gap_cap_s: float,
+                 context_limit: int | None, timing: str = "closed") -> None:
+        if timing not in ("closed", "timestamps"):
+            raise InputError("bad-timing", f"timing must be 'closed' or 'timestamps', not '{timing}'")
+        if not gap_cap_s > 0:
+            raise InputError("bad-gap-cap", f"gap_cap_s must be above 0 seconds, not {gap_cap_s:g}")
+        self.sessions, self.seed, self.salt = sessions, seed, salt
+        self.gap_cap_s, self.context_limit, self.timing = gap_cap_s, context_limit, timing
+        self.start, self.scale = "cold", 1.0
+        self.main = [k for k, session in enumerate(sessions) if session.parent is None]
+        if timing == "timestamps" and any(sessions[k].requests[0].time_s is None for k in self.main):
+            raise InputError("no-timestamps", "timing 'timestamps' needs a trace with times: this one has none")
+        self._openings: dict[tuple[Owner, int], tuple[Segment, ...]] = {}
+
+    def user(self, number: int) -> ImportedUser:
+        return ImportedUser(self, number)
+
+    def users(self, count: int) -> Iterator[ImportedUser]:
+        return (self.user(number) for number in range(count))
+
+    def with_gap_cap(self, gap_cap_s: float) -> ImportedScript:
+        """The same sessions with another cap on think time."""
+        return ImportedScript(self.sessions, self.seed, self.salt, gap_cap_s, self.context_limit, self.timing)
+
+    def describe(self) -> dict:
+        return {"personas": "imported", "sessions": len(self.main), "seed": self.seed, "salt": self.salt,
+                "gap_cap_s": self.gap_cap_s, "start": self.start, "context_limit": self.context_limit,
+                "timing": self.timing}
+
+    def choose(self, user: int, conversation: int) -> tuple[int, int]:
+        """(session, copy) of a user's conversation; copy 0 is the first playing of a session."""
+        count = len(self.main)
+        if conversation == 0:
+            return self.main[user % count], user // count
+        return self.main[int(uniform(self.seed, 71, user, conversation) * count)], mix(user, conversation) >> 20
+
+    def opening(self, owner: Owner, copy: int) -> tuple[Segment, ...]:
+        """Segments that begin the context of a request: what it kept of an earlier prompt, then its own."""
+        key = (owner, copy)
+        if key not in self._openings:
+            self._openings[key] = self._new_opening(owner, copy)
+        return self._openings[key]
+
+    def _new_opening(self, owner: Owner, copy: int) -> tuple[Segment, ...]:
+        session, k = owner
+        recorded = self.sessions[session]
+        request = recorded.requests[k]
+        if request.messages and k == 0:
+            return tuple(text_segment(self, m.text, m.tokens, m.layer) for m in request.messages)
+        content = max(MIN_SESSION_TOKENS, request.prompt_tokens - overhead_tokens(1))
+        kept: tuple[Segment, ...] = ()
+        if request.kept_from is not None and request.kept_from != owner:
+            foreign = request.kept_from[0] != session
+            base = self.context_of(request.kept_from)
+            kept = _cut(self.opening(base, 0 if foreign else copy), min(request.kept_tokens, content - 1))
+        elif k == 0 and recorded.root_tokens:
+            kept = _cut(self._root(recorded.root_tokens), content - 1)
+        own = content - sum(segment.tokens for segment in kept)
+        return (*kept, Segment(mix(self.seed, self.salt, 72, session, k, copy), own, "session"))
+
+    def _root(self, sizes: tuple[int, ...]) -> tuple[Segment, ...]:
+        """Tools and system prompt: recordings of equal sizes are taken to have the same ones."""
+        layers = ("organisation", "repository")
+        return tuple(Segment(mix(self.seed, self.salt, 73, *sizes[: k + 1]), size, layers[min(k, 1)])
+                     for k, size in enumerate(sizes) if size)
+
+    def context_of(self, owner: Owner) -> Owner:
+        """The request that began the context in which `owner` was sent."""
+        session, k = owner
+        requests = self.sessions[session].requests
+        while k > 0 and appends(requests[k - 1], requests[k], (session, k - 1)):
+            k -= 1
+        return session, k
+
+
+def appends(earlier: Request, later: Request, owner: Owner) -> bool:
+    """Whether a prompt only appends to the one before it (`owner`: that one's place)."""
+    return later.kept_from == owner and (bool(later.messages) or later.kept_tokens >= min(
+        earlier.prompt_tokens - _APPEND_SLACK_TOKENS, later.prompt_tokens - MIN_APPEND_TOKENS))
+
+
+def text_segment(script: ImportedScript, text: str, tokens: int, layer: str) -> Segment:
+    """A segment whose identity is its text: equal texts are shared, wherever they come from."""
+    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    return Segment(mix(script.seed, script.salt, 74, digest), tokens, layer)
+
+
+def _cut(segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
+    """The first `tokens` tokens of a sequence of segments."""
+    kept = []
+    for segment in segments:
+        if tokens <= 0:
+            break
+        size = min(segment.tokens, tokens)
+        kept.append(Segment(segment.stream, size, segment.layer))
+        tokens -= size
+    return tuple(kept)
+
+
+class ImportedUser:
+    """The turns of one user of an `ImportedScript` (`script.UserScript`)."""
+
+    def __init__(self, script: ImportedScript, number: int) -> None:
+        self.persona, self.user = "imported", number
+        self.conversations = self.context_limit_hits = self.compactions = self.rewrites = 0
+        self._script = script
+        self._conversation, self._k, self._messages = -1, 0, 0
+        self._session, self._copy = 0, 0
+
+    def next(self, history_tokens: int) -> Turn:
+        script = self._script
+        requests = script.sessions[self._session].requests
+        if self._conversation < 0 or self._k >= len(requests):
+            return self._new_conversation()
+        k, request = self._k, requests[self._k]
+        if not appends(requests[k - 1], request, (self._session, k - 1)):
+            self.rewrites += 1
+            return self._open(k, "human" if request.human else "agent")
+        segments = self._appended(k, request, history_tokens)
+        prompt = history_tokens + sum(s.tokens for s in segments) + overhead_tokens(self._messages + 2)
+        if script.context_limit is not None and prompt + request.output_tokens > script.context_limit:
+            self.context_limit_hits += 1
+            return self._new_conversation()
+        self._k += 1
+        self._messages += 2
+        return Turn(self.persona, self.user, self._conversation, k, "human" if request.human else "agent", False,
+                    segments, prompt, request.output_tokens, self._gap(request))
+
+    def _appended(self, k: int, request: Request, history_tokens: int) -> tuple[Segment, ...]:
+        if request.messages:
+            return tuple(text_segment(self._script, m.text, m.tokens, m.layer) for m in request.messages)
+        wanted = request.prompt_tokens - history_tokens - overhead_tokens(self._messages + 2)
+        stream = mix(self._script.seed, self._script.salt, 75, self.user, self._conversation, k)
+        return (Segment(stream, max(MIN_APPEND_TOKENS, wanted), "turn"),)
+
+    def _gap(self, request: Request) -> float:
+        return min(request.gap_s or 0.0, self._script.gap_cap_s)
+
+    def _new_conversation(self) -> Turn:
+        script = self._script
+        self._conversation += 1
+        if script.timing == "timestamps" and (self._conversation > 0 or self.user >= len(script.main)):
+            return self._over()
+        self._session, self._copy = script.choose(self.user, self._conversation)
+        self.conversations += 1
+        return self._open(0, "start")
+
+    def _open(self, k: int, kind: str) -> Turn:
+        """A turn that begins a context. A prompt beyond the limit is cut to it, so that the session is still played."""
+        script = self._script
+        request = script.sessions[self._session].requests[k]
+        append = script.opening((self._session, k), self._copy)
+        output, limit = request.output_tokens, script.context_limit
+        if limit is not None:
+            output = min(output, max(1, limit // 4))
+            most = limit - output - overhead_tokens(2)
+            if sum(segment.tokens for segment in append) > most:
+                self.context_limit_hits += 1
+                append = _cut(append, most)
+        shared = {segment.layer for segment in append} - {"session", "turn", "files", "directory"}
+        sides = bool(shared) + any(s.layer in ("session", "turn") for s in append)
+        self._messages = max(1, sides)
+        self._k = k + 1
+        prompt = sum(segment.tokens for segment in append) + overhead_tokens(self._messages)
+        gap = request.time_s if script.timing == "timestamps" and k == 0 else self._gap(request)
+        return Turn(self.persona, self.user, self._conversation, k, kind, True, append, prompt, output, gap)
+
+    def _over(self) -> Turn:
+        """What a user gets whose session is over: a turn that is never due."""
+        segment = Segment(mix(self._script.seed, self._script.salt, 76, self.user, self._conversation),
+                          MIN_SESSION_TOKENS, "session")
+        return Turn(self.persona, self.user, self._conversation, 0, "start", True, (segment,),
+                    MIN_SESSION_TOKENS + overhead_tokens(1), 1, NEVER_S)

@@ -1,0 +1,299 @@
+"""Foreign traces in: which format a file has, its sessions, and what had to be left out.
+
+A broken record is skipped and reported with its reason. A file that cannot be read at all, or that nothing in it can
+be used of, is the caller's mistake and ends with one sentence (InputError).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spoc_lib.core.errors import InputError
+from spoc_lib.workload import formats_blocks as blocks
+from spoc_lib.workload import formats_text as texts
+from spoc_lib.workload.imported import ImportedScript
+from spoc_lib.workload.sessions import PrefixIndex, Reject, Session
+from spoc_lib.workload.tokenizer import Tokenizer, offline_tokenizer
+
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
+HUB = "hub:"
+FORMATS = ("SWE-agent .traj, OpenAI-style or ShareGPT messages (json, jsonl, parquet), kv-cache-tester (json, "
+           "parquet), Mooncake (jsonl), hub:OWNER/NAME[:SPLIT]")
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """What an import found.
+
+    sessions, skipped [(record, reason)], formats {name: sessions}; sub-agents' sessions are among `all_sessions` and
+    counted apart. own_history_reuse: of the prompt tokens of all requests but a session's first, the part that earlier
+    prompts of the same session held (with their replies, where the source has their text), in whole blocks.
+    """
+
+    all_sessions: tuple[Session, ...]
+    skipped: tuple[tuple[str, str], ...]
+    sources: tuple[str, ...] = field(default=())
+
+    @property
+    def sessions(self) -> int:
+        return len(self.main_sessions)
+
+    @property
+    def main_sessions(self) -> list[Session]:
+        return [session for session in self.all_sessions if session.parent is None]
+
+    @property
+    def turns(self) -> int:
+        """Requests of the sessions, sub-agents' not among them."""
+        return sum(len(session.requests) for session in self.main_sessions)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of all these requests together."""
+        return sum(request.prompt_tokens for session in self.main_sessions for request in session.requests)
+
+    @property
+    def own_history_reuse(self) -> float:
+        later = [request for session in self.main_sessions for request in session.requests
+                 if request.own_tokens is not None]
+        prompt = sum(request.prompt_tokens for request in later)
+        return sum(request.own_tokens for request in later) / prompt if prompt else float("nan")
+
+    def script(self, seed: int = 0, *, salt: int = 0, gap_cap_s: float = 60.0, context_limit: int | None = None,
+               timing: str = "closed") -> ImportedScript:
+        """The sessions as a script that both drivers play (see `imported.ImportedScript`)."""
+        return ImportedScript(self.all_sessions, seed, salt, gap_cap_s, context_limit, timing)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keys of `spoc workload import`."""
+        formats: dict[str, int] = {}
+        for session in self.main_sessions:
+            formats[session.format] = formats.get(session.format, 0) + 1
+        agents = [session for session in self.all_sessions if session.parent is not None]
+        requests = [request for session in self.main_sessions for request in session.requests]
+        everything = self.tokens
+        return {
+            "sessions": self.sessions, "turns": self.turns, "tokens": everything, "skipped":
+            [{"record": record, "reason": reason} for record, reason in self.skipped],
+            "own_history_reuse": self.own_history_reuse, "formats": formats,
+            "output_tokens": sum(request.output_tokens for request in requests),
+            "reuse_with_first_prompts": sum(r.own_tokens or 0 for r in requests) / everything if everything else None,
+            "subagent_sessions": len(agents), "subagent_turns": sum(len(session.requests) for session in agents),
+            "sources": list(self.sources),
+        }
+
+
+def import_path(path: str | Path, *, tokenizer: Tokenizer | None = None, limit: int | None = None) -> ImportResult:
+    """Sessions of one file, of a folder's files, or of a hub set (`hub:OWNER/NAME[:SPLIT]`)."""
+    return import_paths([path], tokenizer=tokenizer, limit=limit)
+
+
+def import_paths(paths: list[str | Path], *, tokenizer: Tokenizer | None = None, limit: int | None = None,
+                 ) -> ImportResult:
+    """As `import_path` for several. `limit`: most records to read from each source."""
+    reader = _Reader(tokenizer or offline_tokenizer(), limit)
+    for path in paths:
+        if str(path).startswith(HUB):
+            reader.hub(str(path))
+        else:
+            reader.path(Path(path))
+    if not reader.sessions:
+        record, reason = reader.skipped[0] if reader.skipped else (str(paths[0]), "it is empty")
+        raise InputError("nothing-imported", f"nothing in {', '.join(map(str, paths))} can be played: {record}: "
+                         f"{reason}")
+    return ImportResult(tuple(reader.sessions), tuple(reader.skipped), tuple(map(str, paths)))
+
+
+class _Reader:
+    """Collects sessions from sources of any format; positions in `sessions` are the owners that requests refer to."""
+
+    def __init__(self, tokenizer: Tokenizer, limit: int | None) -> None:
+        self.sessions: list[Session] = []
+        self.skipped: list[tuple[str, str]] = []
+        self._names: set[str] = set()
+        self._tokenizer, self._limit = tokenizer, limit
+        self._global = PrefixIndex()
+
+    def path(self, path: Path) -> None:
+        if not path.exists():
+            raise InputError("no-trace", f"there is no trace at {path}: name a file or folder that exists ({FORMATS})")
+        if path.is_file():
+            self._file(path, alone=True)
+            return
+        files = sorted((p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()),
+                       key=lambda p: (p.suffix.lower() == ".parquet", str(p)))
+        if not files:
+            raise InputError("no-trace", f"folder {path} holds no trace: known are {FORMATS}")
+        for file in files:
+            self._file(file, alone=False)
+
+    def hub(self, name: str) -> None:
+        dataset, _, split = name.removeprefix(HUB).partition(":")
+        for k, record in enumerate(_hub_records(dataset, split or "train")):
+            if self._limit is not None and k >= self._limit:
+                break
+            self._record(record, f"{dataset} record {k}")
+
+    def _file(self, path: Path, alone: bool) -> None:
+        """Read one file. An unusable one is an error when the user named it (`alone`); in a folder it is skipped."""
+        try:
+            if path.suffix.lower() == ".parquet":
+                self._parquet(path)
+            elif path.suffix.lower() in (".jsonl", ".ndjson"):
+                self._lines(path)
+            else:
+                self._json(path)
+        except OSError as error:
+            raise InputError("unreadable", f"cannot read the trace {path}: {error.strerror or error}") from error
+        except Reject as reason:
+            if alone:
+                raise InputError("unknown-format", f"the trace {path} cannot be read: {reason}; known are {FORMATS}"
+                                 ) from reason
+            self.skipped.append((path.name, str(reason)))
+
+    def _json(self, path: Path) -> None:
+        try:
+            value = orjson.loads(path.read_bytes())
+        except orjson.JSONDecodeError as error:
+            if path.suffix.lower() == ".json" and _looks_like_lines(path):
+                self._lines(path)
+                return
+            raise Reject(f"it is not valid JSON ({error})") from error
+        if isinstance(value, list) and texts.find_messages(value) is None:
+            if not any(self._known(record) for record in value):
+                raise Reject("its format is unknown")
+            self._many((f"{path.name} record {k}", record) for k, record in enumerate(value))
+        elif self._known(value):
+            self._record(value, path.stem)
+        else:
+            raise Reject("its format is unknown")
+
+    def _lines(self, path: Path) -> None:
+        def records() -> Iterator[tuple[str, Any]]:
+            with open(path, "rb") as handle:
+                for k, line in enumerate(handle, 1):
+                    if line.strip():
+                        try:
+                            yield f"{path.name} line {k}", orjson.loads(line)
+                        except orjson.JSONDecodeError as error:
+                            self.skipped.append((f"{path.name} line {k}", f"it is not valid JSON ({error})"))
+
+        before, failed = len(self.sessions), len(self.skipped)
+        self._many(records())
+        if len(self.sessions) == before and all("not valid JSON" in why or "unknown" in why
+                                                for _, why in self.skipped[failed:]):
+            raise Reject("no line of it has a known format")
+
+    def _parquet(self, path: Path) -> None:
+        try:
+            handle = pq.ParquetFile(path)
+        except (pa.ArrowInvalid, pa.ArrowException) as error:
+            raise Reject(f"it is not a readable Parquet file ({error})") from error
+        columns = set(handle.schema_arrow.names)
+        if columns >= blocks.TABLE_COLUMNS:
+            frame = handle.read().to_pandas()
+            known = frame["cid"].astype(str).isin(self._names)
+            for cid in frame.loc[known, "cid"].unique():
+                self.skipped.append((f"{path.name} {cid}", "the same session was read from its own file"))
+            self._add(*blocks.table(frame[~known], len(self.sessions)))
+        elif columns & set(texts._LISTS):
+            count = 0
+            for batch in handle.iter_batches(batch_size=64):
+                for record in batch.to_pylist():
+                    if self._limit is None or count < self._limit:
+                        self._record(record, f"{path.name} row {count}")
+                    count += 1
+        elif {"cid", "tool", "system"} <= columns:
+            self.skipped.append((path.name, "it lists sessions but holds no requests"))
+        else:
+            raise Reject(f"its columns ({', '.join(sorted(columns))[:120]}) are those of no known format")
+
+    def _many(self, records: Iterator[tuple[str, Any]]) -> None:
+        requests = []
+        for k, (name, record) in enumerate(records):
+            if self._limit is not None and k >= self._limit:
+                break
+            if blocks.is_mooncake(record):
+                requests.append((name, record))
+            else:
+                self._record(record, name)
+        if requests:
+            self._add(*blocks.mooncake(requests, len(self.sessions)))
+
+    def _known(self, record: Any) -> bool:
+        return blocks.is_kv_cache_tester(record) or blocks.is_mooncake(record) or texts.is_trajectory(record) or (
+            texts.find_messages(record) is not None)
+
+    def _record(self, record: Any, name: str) -> None:
+        """One record that is a whole session, of any format."""
+        at = len(self.sessions)
+        try:
+            if blocks.is_kv_cache_tester(record):
+                self._add(*blocks.kv_cache_tester(record, name, at, self._global))
+            elif blocks.is_mooncake(record):
+                self._add(*blocks.mooncake([(name, record)], at))
+            elif texts.is_trajectory(record):
+                self._add([texts.trajectory(record, name, at, self._tokenizer)], [])
+            elif (messages := texts.find_messages(record)) is not None:
+                self._add([texts.conversation(messages, name, at, self._tokenizer)], [])
+            else:
+                raise Reject("its format is unknown")
+        except Reject as reason:
+            self.skipped.append((name, str(reason)))
+
+    def _add(self, sessions: list[Session], skipped: list[tuple[str, str]]) -> None:
+        self.sessions += sessions
+        self._names |= {session.name for session in sessions}
+        self.skipped += skipped
+
+
+def _looks_like_lines(path: Path) -> bool:
+    with open(path, "rb") as handle:
+        first = handle.readline()
+    try:
+        orjson.loads(first)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def _hub_records(dataset: str, split: str) -> Iterator[Any]:
+    """Records of a hub set, streamed. The hub is called first, briefly: its own client retries for half a minute."""
+    import datasets
+
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    if os.environ.get("HF_HUB_OFFLINE") != "1":
+        try:
+            socket.create_connection((endpoint.hostname, endpoint.port or 443), timeout=5).close()
+        except OSError as error:
+            raise InputError("hub-offline", f"the hub set '{dataset}' cannot be read: {endpoint.hostname} is not "
+                             "reachable from here; save it to a jsonl or parquet file elsewhere and import that"
+                             ) from error
+    try:
+        yield from datasets.load_dataset(dataset, split=split, streaming=True)
+    except (OSError, ValueError) as error:
+        raise InputError("hub-failed", f"the hub set '{dataset}' (split {split}) cannot be read: {_first_line(error)}"
+                         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def table_of(result: ImportResult) -> pd.DataFrame:
+    """A row a request of the main sessions: session, k, prompt, output, kept and own tokens, gap, service, human."""
+    rows = [(s.name, k, r.prompt_tokens, r.output_tokens, r.kept_tokens, r.own_tokens, r.gap_s, r.service_s, r.human)
+            for s in result.main_sessions for k, r in enumerate(s.requests)]
+    return pd.DataFrame(rows, columns=["session", "k", "prompt_tokens", "output_tokens", "kept_tokens", "own_tokens",
+                                       "gap_s", "service_s", "human"])
