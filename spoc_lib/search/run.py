@@ -22,7 +22,8 @@ from spoc_lib.search.importance import importances
 from spoc_lib.search.real import HttpEvaluator
 from spoc_lib.search.result import StudyResult
 from spoc_lib.search.space import FlagSpace, build_space, digest
-from spoc_lib.search.study import Progress, SearchStudy, storage_from_environment
+from spoc_lib.search.storage import storage_from_environment
+from spoc_lib.search.study import Progress, SearchStudy
 from spoc_lib.search.table import trials_table
 from spoc_lib.search.twin import ScriptFactory, TwinEvaluator
 

@@ -16,6 +16,7 @@ from spoc_lib.search import noise, pareto
 from spoc_lib.search.acquire import expected_gain
 from spoc_lib.search.recalibrate import encode, fit, misled
 from spoc_lib.search.space import Flags, FlagSpace, flags_key
+from spoc_lib.search.storage import storage_from_environment
 from spoc_lib.search.study import Progress, Proposal, SearchStudy, record_of
 
 #: A search of this many launches or more spends two of them on repeats: its knee, and the defaults at the end.
@@ -128,7 +129,7 @@ def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_fac
     plan = ScreenedPlan(space, pool, reference, settings["trials"], seed)
     workload = search.workload_digest(script_factory, users, real.duration_s, real.warmup_s)
     study = SearchStudy(space, real, folder, workload, seed, profile.search_population, [space.defaults],
-                        storage=search.storage_from_environment(), propose=plan)
+                        storage=storage_from_environment(), propose=plan)
     study.run(settings["trials"], launches=settings["trials"],
               progress=search.throttled(study, reference, progress))
     probabilities, sentences = noise_findings(study, cluster, seed)

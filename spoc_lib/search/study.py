@@ -7,7 +7,6 @@ class, never a number), invalid (a combination that the engine refuses: never la
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage, RetryFailedTrialCallback
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from spoc_lib.core.errors import InputError
@@ -26,12 +25,12 @@ from spoc_lib.search.evaluate import Evaluator, TrialFailure
 from spoc_lib.search.pareto import DIRECTIONS, OBJECTIVES
 from spoc_lib.search.sampler import RECORD, SlotSampler, interrupted
 from spoc_lib.search.space import Flags, FlagSpace, digest, flags_key
+from spoc_lib.search.storage import open_storage
 
 Progress = Callable[[str], None]
 Avoid = Callable[["SearchStudy", Flags], str | None]
 Propose = Callable[["SearchStudy", int], "Proposal | None"]
 REPEAT = "repeat"
-HEARTBEAT_S, GRACE_S = 15, 60
 
 
 @dataclass(frozen=True)
@@ -256,29 +255,3 @@ class SearchStudy:
 def record_of(trial: FrozenTrial) -> dict[str, Any]:
     """How `trial` ended; empty while it waits, runs, or where it was interrupted."""
     return trial.user_attrs.get(RECORD, {})
-
-
-def storage_from_environment() -> str | None:
-    """`SPOC_STORAGE`, the database that many workers share; None = the run's own SQLite file."""
-    return os.environ.get("SPOC_STORAGE") or None
-
-
-def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
-    """Optuna's storage at `url`; InputError (without the password) when it cannot be reached."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-
-    options: dict[str, Any] = {}
-    if heartbeat:  # a worker that dies leaves RUNNING trials: the others put them back
-        options = {"heartbeat_interval": HEARTBEAT_S, "grace_period": GRACE_S,
-                   "failed_trial_callback": RetryFailedTrialCallback()}
-    connect = {"timeout": 60} if url.startswith("sqlite") else {}
-    try:
-        return RDBStorage(url, engine_kwargs={"connect_args": connect}, **options)
-    except ArgumentError as error:
-        raise InputError("bad-storage", "SPOC_STORAGE is not a database URL: use "
-                         "postgresql+psycopg://user@host/database") from error
-    except (SQLAlchemyError, ImportError, ValueError) as error:
-        shown = make_url(url).render_as_string(hide_password=True)
-        raise InputError("bad-storage", f"the study's database {shown} cannot be used: "
-                         f"{type(error).__name__}") from error

@@ -7,6 +7,7 @@ that dies stops its heartbeat, and its ticket is put back by the others.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,9 @@ POLL_S = 0.2
 
 def issue(study: optuna.Study, storage: RDBStorage, initial: Sequence[Mapping[str, Any]], trials: int) -> None:
     """Make `trials` slots exist, the first ones holding the `initial` flags; one worker does it, others wait."""
-    optuna.storages.fail_stale_trials(study)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.storages.fail_stale_trials(study)
     if _claim(storage, f"{study.study_name}-tickets-{trials}"):
         _top_up(study, initial, trials)
         return

@@ -1,7 +1,7 @@
 """A server that answers by formula, for tests that are about the study and not about an engine.
 
 Run as a program it searches in a folder, slowly, so that a test can kill it:
-python analytic.py FOLDER TRIALS SECONDS_A_TRIAL [STORAGE]
+python analytic.py FOLDER TRIALS SECONDS_A_TRIAL [STORAGE SEED]
 """
 
 from __future__ import annotations
@@ -61,4 +61,5 @@ def sequence(of: SearchStudy) -> list[tuple]:
 if __name__ == "__main__":
     place, count, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     storage = sys.argv[4] if len(sys.argv) > 4 else None
-    study(place, evaluator=FormulaEvaluator(seconds=seconds), storage=storage).run(count)
+    seed = int(sys.argv[5]) if len(sys.argv) > 5 else 1
+    study(place, evaluator=FormulaEvaluator(seconds=seconds), storage=storage, seed=seed).run(count)

@@ -19,7 +19,8 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.search import pareto
 from spoc_lib.search.evaluate import TrialFailure, measurement
 from spoc_lib.search.space import build_space
-from spoc_lib.search.study import Proposal, SearchStudy, open_storage, record_of
+from spoc_lib.search.storage import open_storage
+from spoc_lib.search.study import Proposal, SearchStudy, record_of
 from spoc_lib.search.table import measured_engines, trials_table
 
 PROGRAM = Path(__file__).parent / "analytic.py"

@@ -1,0 +1,53 @@
+"""Where a study is kept: the run's own SQLite file, or a database that many workers share."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
+
+from spoc_lib.core.errors import InputError
+
+HEARTBEAT_S, GRACE_S = 15, 60
+SCHEMA_ATTEMPTS, SCHEMA_WAIT_S = 5, 0.5
+
+
+def storage_from_environment() -> str | None:
+    """`SPOC_STORAGE`, the database that many workers share; None = the run's own SQLite file."""
+    return os.environ.get("SPOC_STORAGE") or None
+
+
+def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
+    """Optuna's storage at `url`; InputError (without the password) when it cannot be reached."""
+    for attempt in range(SCHEMA_ATTEMPTS):
+        try:
+            return _connect(url, heartbeat)
+        except ArgumentError as error:
+            raise InputError("bad-storage", "SPOC_STORAGE is not a database URL: use "
+                             "postgresql+psycopg://user@host/database") from error
+        except (SQLAlchemyError, ImportError, ValueError) as error:
+            # Two workers that meet an empty database both create Optuna's tables; one of them loses, once.
+            if isinstance(error, (IntegrityError, ProgrammingError)) and attempt < SCHEMA_ATTEMPTS - 1:
+                time.sleep(SCHEMA_WAIT_S)
+                continue
+            shown = make_url(url).render_as_string(hide_password=True)
+            raise InputError("bad-storage", f"the study's database {shown} cannot be used: "
+                             f"{type(error).__name__}") from error
+    raise AssertionError("unreachable")
+
+
+def _connect(url: str, heartbeat: bool) -> RDBStorage:
+    connect = {"timeout": 60} if url.startswith("sqlite") else {}
+    with warnings.catch_warnings():  # Optuna still calls heartbeats experimental
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        options: dict[str, Any] = {}
+        if heartbeat:  # a worker that dies leaves RUNNING trials: the others put them back
+            options = {"heartbeat_interval": HEARTBEAT_S, "grace_period": GRACE_S,
+                       "heartbeat_stale_trial_callback": RetryHeartbeatStaleTrialCallback()}
+        return RDBStorage(url, engine_kwargs={"connect_args": connect}, **options)
