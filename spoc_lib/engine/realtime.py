@@ -4,11 +4,15 @@ Deadlines are absolute. A step that begins at the end of the one before it ends 
 duration, however late the loop woke up, so lateness never adds up; it only shows in when a token is written,
 and `lag_s` reports it. Where the machine falls behind by more than `LAG_LIMIT_S` (suspended, overloaded), the
 clock restarts from now and `lag_resets` counts it: figures of such a run are not the engine's.
+
+A request reaches the scheduler when the modelled front end is done with it (`StepTimeModel.frontend_seconds`: HTTP,
+tokenizer, queues between processes), which hides the time that this server's own front end takes, and a step holds
+the requests that were due when it began. Both are as on the virtual clock, so that the two agree.
 """
 
 from __future__ import annotations
 
-import asyncio
+import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,7 +96,9 @@ class RealtimeEngine:
     core: EngineCore = field(init=False)
     _loop: EngineLoop = field(init=False)
     _live: dict[str, Generation] = field(init=False, default_factory=dict)
-    _wake: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _due: list[tuple[float, int, Generation]] = field(init=False, default_factory=list)
+    _order: int = field(init=False, default=0)
+    _sleeper: Timer | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         step_time = self.engine.step_time
@@ -106,11 +112,26 @@ class RealtimeEngine:
         return len(self._live)
 
     def submit(self, generation: Generation) -> None:
-        """Queue it. Raises QueueFullError and ContextLengthError as `EngineCore.add_request` does."""
-        self.core.add_request(generation.id, generation.content, generation.reply.length,
-                              num_prompt=generation.prompt_tokens)
+        """Hand it to the scheduler when its front end is over; at once where that has passed. The caller has checked
+        lengths and the queue limit."""
+        due = generation.arrived_s + self._frontend(generation.prompt_tokens)
+        self._order += 1
+        heapq.heappush(self._due, (due, self._order, generation))
         self._live[generation.id] = generation
-        self._wake.set()
+        if self._sleeper:
+            self._sleeper.wake()
+
+    def _frontend(self, prompt_tokens: int) -> float:
+        model = getattr(self.engine.step_time, "frontend_seconds", None)
+        return model(prompt_tokens) if model else 0.0
+
+    def _admit(self, now: float) -> None:
+        """Put what is due into the scheduler's queue."""
+        while self._due and self._due[0][0] <= now:
+            generation = heapq.heappop(self._due)[2]
+            if generation.id in self._live:
+                self.core.add_request(generation.id, generation.content, generation.reply.length,
+                                      num_prompt=generation.prompt_tokens)
 
     def abort(self, generation: Generation) -> None:
         """Drop it and free its blocks at once; nothing happens when it has finished."""
@@ -118,22 +139,29 @@ class RealtimeEngine:
             self.core.abort(generation.id)
             generation.finish_reason = "abort"
             self.observer.finished(generation, time.monotonic())
-            self._wake.set()
 
     async def run(self) -> None:
         """Step for ever."""
         with Timer() as timer:
             begin = time.monotonic()
             while True:
-                self._wake.clear()
+                self._admit(begin)
                 end = self._loop.start(begin)
                 if end is None:
-                    await self._wake.wait()
-                    begin = time.monotonic()
+                    begin = await self._idle(timer, begin)
                     continue
                 await timer.until(end)
                 begin = self._keep_time(end)
                 self._deliver(self._loop.finish())
+
+    async def _idle(self, timer: Timer, begin: float) -> float:
+        """Wait until a request is due; the moment from which on to schedule, not before `begin`. A request that its
+        own encoding made late starts when it was due, as if the encoding had kept to the model."""
+        self._sleeper = timer
+        while not self._due or self._due[0][0] > time.monotonic():
+            await timer.until(self._due[0][0] if self._due else None)
+        self._sleeper = None
+        return max(begin, self._due[0][0], time.monotonic() - LAG_LIMIT_S)
 
     def _keep_time(self, end: float) -> float:
         """When the next step begins: at `end`, unless the machine has fallen far behind."""

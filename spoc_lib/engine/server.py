@@ -136,12 +136,13 @@ class EmbeddedServer:
         response.headers["x-spoc-passport"] = self._passport_header
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
-        request = api.parse_body(api.ChatRequest, await http.read(), http.content_type)
-        return await self.generator.chat(http, request)
+        body, arrived = await http.read(), time.monotonic()
+        return await self.generator.chat(http, api.parse_body(api.ChatRequest, body, http.content_type), arrived)
 
     async def _completion(self, http: web.Request) -> web.StreamResponse:
-        request = api.parse_body(api.CompletionRequest, await http.read(), http.content_type)
-        return await self.generator.completion(http, request)
+        body, arrived = await http.read(), time.monotonic()
+        request = api.parse_body(api.CompletionRequest, body, http.content_type)
+        return await self.generator.completion(http, request, arrived)
 
     async def _tokenize(self, http: web.Request) -> web.Response:
         request = api.parse_body(api.TokenizeRequest, await http.read(), http.content_type)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -36,9 +35,8 @@ class Generator:
         self._max_model_len = engine.core.max_model_len
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="encode")
 
-    async def chat(self, http: web.Request, request: api.ChatRequest) -> web.StreamResponse:
-        """Answer a chat request; ApiError where vLLM refuses it."""
-        arrived = time.monotonic()
+    async def chat(self, http: web.Request, request: api.ChatRequest, arrived: float) -> web.StreamResponse:
+        """Answer a chat request that was read at `arrived` (monotonic); ApiError where vLLM refuses it."""
         api.check_model(request.model, self._model)
         api.check_output_limit(request.output_limit, self._max_model_len)
         prompt = await self.encode_chat(request.messages)
@@ -47,9 +45,9 @@ class Generator:
         return await self._answer(http, request, [prompt], arrived, chat=True, block_size=size,
                                   reasoning_tokens=reasoning)
 
-    async def completion(self, http: web.Request, request: api.CompletionRequest) -> web.StreamResponse:
+    async def completion(self, http: web.Request, request: api.CompletionRequest,
+                         arrived: float) -> web.StreamResponse:
         """Answer a plain completion request (a text, token ids, or a list of either)."""
-        arrived = time.monotonic()
         api.check_model(request.model, self._model)
         api.check_output_limit(request.output_limit, self._max_model_len)
         given = request.prompt

@@ -4,6 +4,7 @@ resolution of epoll), which is 10 % of a decode step; a Linux timer descriptor h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import struct
@@ -33,20 +34,37 @@ class Timer:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
 
-    async def until(self, moment_s: float) -> None:
-        """Return at `moment_s` (CLOCK_MONOTONIC). Other tasks run at least once meanwhile."""
-        left = moment_s - time.monotonic()
-        if left <= 0 or self._descriptor < 0:
-            await asyncio.sleep(max(left, 0))
+    async def until(self, moment_s: float | None) -> None:
+        """Return at `moment_s` (CLOCK_MONOTONIC; None: never), or earlier on `wake`. Other tasks run at least once."""
+        if moment_s is not None and moment_s <= time.monotonic():
+            await asyncio.sleep(0)
             return
-        self._waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        handle = None
+        if self._descriptor >= 0:
+            self._arm(moment_s or 0.0)
+        elif moment_s is not None:
+            handle = loop.call_later(moment_s - time.monotonic(), self.wake)
+        try:
+            await self._waiter
+        finally:
+            if handle:
+                handle.cancel()
+
+    def wake(self) -> None:
+        """End the wait now."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _arm(self, moment_s: float) -> None:
+        """Fire at the moment; 0 disarms."""
         seconds = int(moment_s)
         spec = struct.pack("@llll", 0, 0, seconds, int((moment_s - seconds) * 1e9))
         if self._libc.timerfd_settime(self._descriptor, TFD_TIMER_ABSTIME, spec, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
-        await self._waiter
 
     def _expired(self) -> None:
-        os.read(self._descriptor, 8)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        with contextlib.suppress(BlockingIOError):  # armed anew since the loop saw it fire
+            os.read(self._descriptor, 8)
+            self.wake()
