@@ -2,10 +2,11 @@
 
     python benchmarks/capacity.py [--servers 50] [--json FILE]
 
-A server is a curve of p95 TTFT and p95 ITL over users (a slope, a queue that saturates, a cliff, a late knee), whose
-crossing with the SLA is solved for; a probe draws a rung's requests around the curve, with users that differ,
-bursts that hit everybody, and noise, so that the true p95 is exactly the curve's. Beside the ladder stand plain
-bisection (believes each rung's sign) and a fixed ladder (as many rungs, evenly spaced in the logarithm).
+A server is a curve of p95 TTFT and p95 ITL over users (a slope, a queue that saturates, a cliff, a late
+knee), whose crossing with the SLA is solved for; a probe draws a rung's requests around the curve, with
+users that differ, bursts that hit everybody, and noise, so that the true p95 is exactly the curve's. Beside
+the ladder stand plain bisection (believes each rung's sign) and a fixed ladder (as many rungs, evenly spaced
+in the logarithm).
 
 Exit status 1 when the promise is broken: coverage of the 90 % interval >= 85 %, median width <= 10 % of the
 capacity, at most 10 probes.
@@ -24,10 +25,11 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
+from spoc_lib.config import Slo
 from spoc_lib.core.files import to_json, write_json
-from spoc_lib.sweep.interval import Samples, estimate
+from spoc_lib.sweep.interval import Samples
 from spoc_lib.sweep.ladder import Ladder
-from spoc_lib.sweep.slo import verdict
+from spoc_lib.sweep.slo import slo_row
 
 LADDER = (25, 50, 100, 150, 200, 250, 300, 400)
 PROBES = 10
@@ -38,7 +40,8 @@ KINDS = ("slope", "queue", "cliff", "knee")
 
 @dataclass(frozen=True)
 class Server:
-    """`ttft_s` and `itl_s`: true p95 as a function of users; `capacity`: users at which the first limit is reached."""
+    """`ttft_s` and `itl_s`: true p95 as a function of users; `capacity`: users at which the first limit is
+    reached."""
 
     kind: str
     ttft_s: Callable[[float], float]
@@ -80,7 +83,8 @@ def make_server(seed: int) -> Server:
 
 
 def probe(server: Server, users: int, rung: int, seed: int) -> list[dict]:
-    """One rung's SLO rows: requests drawn around the true percentiles, judged by the same code as a real rung's."""
+    """One rung's SLO rows: requests drawn around the true percentiles, judged by the same code as a real
+    rung's."""
     rng = np.random.default_rng([seed, rung, users])
     rows = []
     for metric, true_s, limit_s, per_user, shrink in (
@@ -91,10 +95,8 @@ def probe(server: Server, users: int, rung: int, seed: int) -> list[dict]:
         bursts = rng.normal(0, spreads[1], 30)[(when / WINDOW_S * 30).astype(int)]
         log = rng.normal(0, spreads[0], users)[owner] + bursts + rng.normal(0, spreads[2], count)
         values = true_s * np.exp(log - 1.6449 * math.sqrt((spreads**2).sum()))
-        found = estimate(Samples(values, np.ones(count), owner, when), 95, 0.9)
-        rows.append(dict(rung=rung, users=users, driver="virtual", persona="all", metric=metric, percentile=95.0,
-                         limit_s=limit_s, value_s=found.value_s, low_s=found.low_s, high_s=found.high_s,
-                         samples=found.samples, verdict=verdict(found, limit_s)))
+        rows.append(slo_row(Slo(metric=metric, percentile=95, limit_s=limit_s),
+                            Samples(values, np.ones(count), owner, when), rung=rung, users=users, driver="virtual"))
     return rows
 
 

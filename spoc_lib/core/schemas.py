@@ -52,10 +52,12 @@ RUNGS = _schema(
     preemptions=_i32, waiting_mean=_f, client_limited=_b, verdict=_s, binding=_s, reason=_s,
 )
 
-#: One row an SLO and rung. `value_s` with its interval; verdict: met | missed | undecided.
+#: One row an SLO and rung. `value_s` with its interval; verdict: met | missed | undecided. `beyond_ratio`: share of the
+#: samples beyond the limit, with its interval; the SLO allows 1 - percentile / 100. `effective`: independent samples.
 SLO_VERDICTS = _schema(
     rung=_i32, users=_i32, driver=_s, persona=_s, metric=_s, percentile=_f, limit_s=_f,
     value_s=_f, low_s=_f, high_s=_f, samples=_i32, verdict=_s,
+    beyond_ratio=_f, beyond_low_ratio=_f, beyond_high_ratio=_f, effective=_f,
 )
 
 #: One row a trial of the search. state: complete | failed | infeasible | duplicate | invalid. `flags` is JSON.

@@ -1,10 +1,13 @@
 """From rungs to a capacity: a monotone curve through each SLO's margin, and where it crosses the limit.
 
-Margin of an SLO at a rung: log(percentile / limit); at or below 0 it is met. More users never make a server
-faster, so the true margin never falls with users and the fit is isotonic: it assumes nothing else, so a cliff
-is as welcome as a slope. The crossing lies between the last rung at or below 0 and the first above it, and the
-monotone curve cannot say where between them: the whole bracket goes into the interval. The rungs' own noise is
-put on top by drawing every margin anew from its interval and fitting again.
+Margin of an SLO at a rung: log-odds of the share of samples beyond the limit, less those of the share that
+the percentile allows; at or below 0 it is met. (Not the percentile itself: ITL has two kinds of gaps, with
+and without a prompt chunk in the step, so its p95 leaps from one to the other while the share climbs
+steadily.) More users never make a server faster, so the true margin never falls with users and the fit is
+isotonic: it assumes nothing else, so a cliff is as welcome as a slope. The crossing lies between the last
+rung at or below 0 and the first above it, and the monotone curve cannot say where between them: the whole
+bracket goes into the interval. The rungs' own noise is put on top by drawing every margin anew from its
+interval and fitting again.
 """
 
 from __future__ import annotations
@@ -16,16 +19,17 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-#: Margins are cut at this factor of the limit: beyond it a rung is missed, however far (an infinite tail has no
-#: mean), and short of its inverse it is met.
-FACTOR = 20.0
+#: Log-odds are cut here: a share of all or nothing has none.
+EXTREME = 7.0
+#: A margin that climbs more than this from one rung to the next (the odds of a miss twelvefold) is a cliff.
+CLIFF = 2.5
 REPLICATES = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Margins:
     """One SLO at every valid rung: arrays (rungs,), users ascending. `down`, `up`: standard errors on either
-    side, of the logarithm; `name`: the SLO's."""
+    side, of the log-odds; `name`: the SLO's."""
 
     name: str
     users: np.ndarray
@@ -58,25 +62,31 @@ def margins(verdicts: pd.DataFrame, level: float) -> list[Margins]:
     Rows without samples are left out.
     """
     z = stats.norm.ppf(0.5 + level / 2)
-    cap = math.log(FACTOR)
     found = []
     for (persona, metric, percentile, limit_s), rows in verdicts[verdicts["samples"] > 0].groupby(
             ["persona", "metric", "percentile", "limit_s"], sort=False):
         rows = rows.sort_values("users", kind="stable")
-
-        def log_ratio(column: str, rows: pd.DataFrame = rows, limit_s: float = limit_s) -> np.ndarray:
-            ratio = rows[column].to_numpy(float) / limit_s
-            return np.log(np.clip(ratio, 1 / FACTOR, FACTOR))
-
-        value, low, high = log_ratio("value_s"), log_ratio("low_s"), log_ratio("high_s")
-        least = 1e-4
-        found.append(Margins(f"{persona} {metric} p{percentile:g} <= {limit_s:g} s", rows["users"].to_numpy(float),
-                             value, np.clip((value - low) / z, least, cap), np.clip((high - value) / z, least, cap)))
+        size = rows["effective"].to_numpy(float)
+        share = rows["beyond_ratio"].to_numpy(float)
+        share = np.clip(share, 0.5 / (size + 1), (size + 0.5) / (size + 1))  # none of n: taken as half a sample
+        centre = _log_odds(share)
+        low, high = (_log_odds(rows[name].to_numpy(float)) for name in ("beyond_low_ratio", "beyond_high_ratio"))
+        least = 1e-3
+        found.append(Margins(
+            f"{persona} {metric} p{percentile:g} <= {limit_s:g} s", rows["users"].to_numpy(float),
+            centre - float(_log_odds(np.array(1 - percentile / 100))),
+            np.clip((centre - low) / z, least, EXTREME), np.clip((high - centre) / z, least, EXTREME)))
     return found
 
 
+def _log_odds(share: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.clip(np.log(share) - np.log1p(-share), -EXTREME, EXTREME)
+
+
 def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The non-decreasing curve nearest to each row of `values` (replicates, rungs), in weighted least squares.
+    """The non-decreasing curve nearest to each row of `values` (replicates, rungs), in weighted least
+    squares.
 
     The max-min formula: at i, the largest over a <= i of the smallest over b >= i of the mean of a..b.
     """
@@ -94,7 +104,8 @@ def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def cross(all_margins: list[Margins], level: float = 0.9, *, shared_noise: bool = False, seed: int = 0) -> Crossing:
     """The largest number of users at which every SLO is met, with its interval at `level`.
 
-    shared_noise: the rungs played the same users' sizes, so that their errors are one error: it does not average out.
+    shared_noise: the rungs played the same users' sizes, so that their errors are one error: it does not
+    average out.
     """
     if not all_margins or not any(one.users.size for one in all_margins):
         return Crossing(0.0, 0.0, math.inf, level, (0.0, math.inf), None, {})
@@ -118,8 +129,9 @@ def cross(all_margins: list[Margins], level: float = 0.9, *, shared_noise: bool 
 
 
 def _point(one: Margins, weights: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """(crossing of the fit, neighbouring rungs): linear between them where the margin climbs gently. At a cliff,
-    where it more than doubles in one step, a straight line means nothing and the lower rung is the answer."""
+    """(crossing of the fit, neighbouring rungs): linear between them where the margin climbs gently. At a
+    cliff, where it climbs by more than `CLIFF`, a straight line means nothing and the lower rung is the
+    answer."""
     fitted = isotonic(one.margin[None, :], weights)
     low, high = _brackets(one.users, fitted)
     bracket = float(low[0]), float(high[0])
@@ -129,13 +141,14 @@ def _point(one: Margins, weights: np.ndarray) -> tuple[float, tuple[float, float
     if index == 0:
         return 0.0, bracket
     before, after = fitted[0, index - 1], fitted[0, index]
-    if after - before > math.log(2):
+    if after - before > CLIFF:
         return bracket[0], bracket
     return bracket[0] + (bracket[1] - bracket[0]) * float(-before / (after - before)), bracket
 
 
 def _brackets(users: np.ndarray, fitted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Last rung at or below 0 (0 where there is none) and first above it (inf where there is none), a replicate."""
+    """Last rung at or below 0 (0 where there is none) and first above it (inf where there is none), a
+    replicate."""
     over = fitted > 0
     index = np.where(over.any(axis=1), over.argmax(axis=1), len(users))
     padded = np.concatenate([[0.0], users, [math.inf]])

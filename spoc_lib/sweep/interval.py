@@ -2,12 +2,12 @@
 
 Requests of one user resemble each other (long conversations are long for hours) and requests of one moment
 resemble each other (a burst delays everybody). Taken as independent, their interval comes out far too narrow.
-So "is the q-th percentile at most c?" is asked as "is the share of samples beyond c at most 1 - q?", whose variance
-is taken over blocks both ways (users, and slices of time; Cameron, Gelbach & Miller 2011) and turned into an
-effective number of independent samples and an exact binomial bound (Korn & Graubard 1998). The interval holds
-every c that the answer cannot exclude (Woodruff 1952). Where users are many it is what a bootstrap over whole
-users gives; unlike the bootstrap it also knows what lies beyond the largest sample: with too few samples for
-a p99 the upper end is +inf, not the maximum.
+So "is the q-th percentile at most c?" is asked as "is the share of samples beyond c at most 1 - q?", whose
+variance is taken over blocks both ways (users, and slices of time; Cameron, Gelbach & Miller 2011) and
+turned into an effective number of independent samples and an exact binomial bound (Korn & Graubard 1998).
+The interval holds every c that the answer cannot exclude (Woodruff 1952). Where users are many it is what a
+bootstrap over whole users gives; unlike the bootstrap it also knows what lies beyond the largest sample:
+with too few samples for a p99 the upper end is +inf, not the maximum.
 """
 
 from __future__ import annotations
@@ -53,14 +53,17 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`value_s` (nearest rank) within `low_s`..`high_s` at the level asked for; `effective` independent
-    samples."""
+    """`value_s` (nearest rank) within `low_s`..`high_s` at the level asked for; share of the weight `beyond` the
+    limit, within `beyond_low`..`beyond_high` (NaN, 0, 1 without a limit); `effective` independent samples there."""
 
     value_s: float
     low_s: float
     high_s: float
     samples: int
     effective: float
+    beyond: float = math.nan
+    beyond_low: float = 0.0
+    beyond_high: float = 1.0
 
 
 class Ranked:
@@ -86,14 +89,16 @@ class Ranked:
         return [float(value) for value in self.value[np.minimum(index, self.value.size - 1)]]
 
 
-def estimate(samples: Samples, q: float, level: float = 0.9) -> Estimate:
-    """The q-th percentile (nearest rank, failures +inf) with its interval at `level`, blocks by user and time."""
+def estimate(samples: Samples, q: float, level: float = 0.9, limit_s: float | None = None) -> Estimate:
+    """The q-th percentile (nearest rank, failures +inf) with its interval at `level`, blocks by user and
+    time; and the share of samples beyond `limit_s`, where one is given."""
     if len(samples) == 0:
         return Estimate(math.nan, 0.0, math.inf, 0, 0.0)
     fraction, steps = q / 100.0, np.linspace(0.0, 1.0, CANDIDATES)
     fractions = np.concatenate([fraction - fraction * steps[::-1] ** 2, fraction + (1 - fraction) * steps**1.5])
     values = Ranked(samples).quantiles(list(fractions))
-    value, candidates = values[CANDIDATES], np.unique(values)
+    value, thresholds = values[CANDIDATES], values if limit_s is None else [*values, limit_s]
+    candidates = np.unique(thresholds)
     blocks = Blocks(samples, candidates)
     tail = (1 - level) / 2
     low_s, high_s = 0.0, math.inf
@@ -103,7 +108,12 @@ def estimate(samples: Samples, q: float, level: float = 0.9) -> Estimate:
         if candidate >= value and blocks.share_bounds(index, at_or_beyond=False, tail=tail)[1] <= 1 - fraction:
             high_s = float(candidate)
             break
-    return Estimate(value, low_s, high_s, len(samples), blocks.effective(int(np.searchsorted(candidates, value))))
+    if limit_s is None:
+        effective = blocks.effective(int(np.searchsorted(candidates, value)), at_or_beyond=True)
+        return Estimate(value, low_s, high_s, len(samples), effective)
+    index = int(np.searchsorted(candidates, limit_s))
+    return Estimate(value, low_s, high_s, len(samples), blocks.effective(index, at_or_beyond=False),
+                    blocks.share(index), *blocks.share_bounds(index, at_or_beyond=False, tail=tail))
 
 
 def weighted_percentile(samples: Samples, q: float) -> float:
@@ -141,7 +151,8 @@ class Blocks:
         self._level_quantiles: dict[float, float] = {}
 
     def share_bounds(self, index: int, *, at_or_beyond: bool, tail: float) -> tuple[float, float]:
-        """Bounds on the true share of weight at or beyond (or: beyond) candidate `index`, `tail` on either side."""
+        """Bounds on the true share of weight at or beyond (or: beyond) candidate `index`, `tail` on either
+        side."""
         beyond = (self.at_or_beyond if at_or_beyond else self.beyond)[:, index + 1]
         share = float(beyond.sum() / self.total)
         size, blocks = self._effective(beyond, share)
@@ -155,9 +166,14 @@ class Blocks:
         high = float(special.betaincinv(hits + 1, size - hits, 1 - tail)) if size - hits > 0 else 1.0
         return low, high
 
-    def effective(self, index: int) -> float:
-        """How many independent samples would tell as much about the share at or beyond candidate `index`."""
-        beyond = self.at_or_beyond[:, index + 1]
+    def share(self, index: int) -> float:
+        """Share of the weight beyond candidate `index`."""
+        return float(self.beyond[:, index + 1].sum() / self.total)
+
+    def effective(self, index: int, *, at_or_beyond: bool) -> float:
+        """How many independent samples would tell as much about the share at or beyond (or: beyond) a
+        candidate."""
+        beyond = (self.at_or_beyond if at_or_beyond else self.beyond)[:, index + 1]
         return self._effective(beyond, float(beyond.sum() / self.total))[0]
 
     def _effective(self, beyond: np.ndarray, share: float) -> tuple[float, int]:

@@ -1,4 +1,5 @@
-"""Which number of users to try next: a coarse search over the ladder's rungs, then ever closer to the edge."""
+"""Which number of users to try next: a coarse search over the ladder's rungs, then ever closer to the
+edge."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ class Step:
 class Ladder:
     """The rungs of a sweep, chosen one by one.
 
-    rungs: the coarse ladder, ascending users; level: of the capacity's interval; target_width: relative width of the
-    interval at which it stops; seeds: least number of rungs near the edge; shared_noise: see `fit.cross`.
+    rungs: the coarse ladder, ascending users; level: of the capacity's interval; target_width: relative
+    width of the interval at which it stops; seeds: least number of rungs near the edge; shared_noise: see
+    `fit.cross`.
     """
 
     rungs: Sequence[int]
@@ -43,7 +45,8 @@ class Ladder:
         return cross(margins(verdicts, self.level), self.level, shared_noise=self.shared_noise)
 
     def next(self, verdicts: pd.DataFrame, refused: Sequence[int] = ()) -> Step | None:
-        """The next rung after those in `verdicts` (valid ones) and `refused` (users of invalid ones); None: done."""
+        """The next rung after those in `verdicts` (valid ones) and `refused` (users of invalid ones); None:
+        done."""
         tried = sorted({int(users) for users in verdicts["users"]} | set(refused))
         if not len(verdicts):
             left = [users for users in self.rungs if users not in tried]
@@ -73,7 +76,8 @@ class Ladder:
         return Step(users, "missed at the ladder's foot: below it") if users >= 1 and users not in tried else None
 
     def _refine(self, found: Crossing, verdicts: pd.DataFrame, refused: Sequence[int]) -> Step | None:
-        """Between the two rungs at the edge, or, where they are close already, once more at the edge itself."""
+        """Between the two rungs at the edge, or, where they are close already, once more at the edge
+        itself."""
         low, high = found.bracket
         edge = found.users if 0 < found.users < math.inf else (low + high) / 2
         near = verdicts[(verdicts["users"] - edge).abs() <= max(1.0, self.target_width * edge)]["rung"].nunique()

@@ -211,27 +211,33 @@ class RungSamples:
         return Samples(silent[owner], np.ones(owner.size), records.user[owner], self._last[owner]), owner
 
 
-def verdict(found: Estimate, limit_s: float) -> str:
-    """met: the whole interval lies at or below the limit; missed: above it; else undecided."""
+def verdict(found: Estimate, percentile: float) -> str:
+    """met: the share of samples beyond the limit is, with its whole interval, at most what the percentile
+    allows;
+    missed: it is above with its whole interval; else undecided."""
     if found.samples == 0:
         return "undecided"
-    if found.high_s <= limit_s:
+    allowed = 1 - percentile / 100
+    if found.beyond_high <= allowed:
         return "met"
-    return "missed" if found.low_s > limit_s else "undecided"
+    return "missed" if found.beyond_low > allowed else "undecided"
+
+
+def slo_row(slo: Slo, samples: Samples, *, rung: int, users: int, driver: str, level: float = LEVEL) -> dict:
+    """The SLO_VERDICTS row of one SLO over its samples, with intervals at `level` (0.9: 5 % on either
+    side)."""
+    found = estimate(samples, slo.percentile, level, float(slo.limit_s))
+    return dict(
+        rung=rung, users=users, driver=driver, persona=slo.persona, metric=slo.metric,
+        percentile=float(slo.percentile), limit_s=float(slo.limit_s), value_s=found.value_s, low_s=found.low_s,
+        high_s=found.high_s, samples=found.samples, verdict=verdict(found, slo.percentile), beyond_ratio=found.beyond,
+        beyond_low_ratio=found.beyond_low, beyond_high_ratio=found.beyond_high, effective=found.effective)
 
 
 def evaluate(samples: RungSamples, slos: Sequence[Slo], *, rung: int, users: int, driver: str,
              level: float = LEVEL) -> list[dict]:
-    """One SLO_VERDICTS row an SLO. `level` is the level of the interval (0.9: 5 % on either side)."""
-    rows = []
-    for slo in slos:
-        found = estimate(samples.of(slo), slo.percentile, level)
-        rows.append(dict(
-            rung=rung, users=users, driver=driver, persona=slo.persona, metric=slo.metric,
-            percentile=float(slo.percentile), limit_s=float(slo.limit_s), value_s=found.value_s, low_s=found.low_s,
-            high_s=found.high_s, samples=found.samples, verdict=verdict(found, slo.limit_s),
-        ))
-    return rows
+    """One SLO_VERDICTS row an SLO."""
+    return [slo_row(slo, samples.of(slo), rung=rung, users=users, driver=driver, level=level) for slo in slos]
 
 
 def goodput(samples: RungSamples, slos: Sequence[Slo]) -> dict:

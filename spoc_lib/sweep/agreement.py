@@ -1,0 +1,44 @@
+"""Do the two clocks agree? One rung over real HTTP beside its twin on the virtual clock: same script, same
+users."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+#: (column of RUNGS, tolerated ratio either way, difference that is always tolerated, unit). The absolute
+#: ones are what a shared machine's timers and two HTTP stacks cost, whatever the engine does.
+GATES = (
+    ("ttft_p50_s", 1.20, 0.030, "s"),
+    ("ttft_p95_s", 1.35, 0.060, "s"),
+    ("itl_p50_s", 1.15, 0.0015, "s"),
+    ("itl_p95_s", 1.35, 0.005, "s"),
+    ("output_tokens_per_s", 1.10, 0.0, "tokens/s"),
+)
+
+
+def compare(http: Mapping, twin: Mapping) -> pd.DataFrame:
+    """One row a figure: figure, unit, http, twin, ratio (http / twin), tolerance, allowance, passed.
+
+    http, twin: RUNGS rows of the same script and users. `passed`: the ratio is within `tolerance` either
+    way, or the difference within `allowance`.
+    """
+    rows = []
+    for name, tolerance, allowance, unit in GATES:
+        real, virtual = float(http[name]), float(twin[name])
+        ratio = real / virtual if virtual else math.nan
+        passed = abs(real - virtual) <= allowance or (ratio > 0 and max(ratio, 1 / ratio) <= tolerance)
+        rows.append(dict(figure=name, unit=unit, http=real, twin=virtual, ratio=ratio, tolerance=tolerance,
+                         allowance=allowance, passed=bool(passed)))
+    return pd.DataFrame(rows)
+
+
+def sentence(table: pd.DataFrame, users: int) -> str:
+    """The finding in words."""
+    worst = table.loc[table["ratio"].map(lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf).idxmax()]
+    agrees = "agree within their tolerances" if table["passed"].all() else \
+        "part in " + ", ".join(table.loc[~table["passed"], "figure"])
+    return (f"At {users} users, real HTTP and the virtual clock {agrees} (largest difference: {worst['figure']}, "
+            f"{worst['ratio'] - 1:+.0%}).")

@@ -1,0 +1,133 @@
+"""The rungs of a sweep on disk: each is whole or absent, and one that is there is not paid for again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from spoc_lib.config import Slo
+from spoc_lib.core.files import plain, read_json, write_json
+from spoc_lib.core.schemas import RUNGS, SLO_VERDICTS
+from spoc_lib.core.tables import as_table
+from spoc_lib.sweep.drivers import RungRecord, store
+from spoc_lib.sweep.rung import summarise
+from spoc_lib.sweep.saturation import step_figures
+from spoc_lib.sweep.slo import RungSamples, goodput
+from spoc_lib.telemetry.reconcile import reconcile
+from spoc_lib.telemetry.straggler import find_stragglers
+from spoc_lib.telemetry.timeline import window_summary
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is kept of a rung. row, slo: RUNGS and SLO_VERDICTS; server: `window_summary`; steps:
+    `step_figures`;
+    reconciliation: rows of `telemetry.reconcile` (over HTTP); on_ladder: it counts for the capacity."""
+
+    number: int
+    key: dict[str, Any]
+    row: dict[str, Any]
+    slo: list[dict[str, Any]]
+    server: dict[str, Any]
+    steps: dict[str, float]
+    goodput: dict[str, Any]
+    reconciliation: list[dict[str, Any]] = field(default_factory=list)
+    stragglers: dict[str, Any] | None = None
+    problems: list[str] = field(default_factory=list)
+    on_ladder: bool = True
+
+
+class RungBook:
+    """Rungs of one sweep, in the order in which they were run."""
+
+    def __init__(self, folder: Path, slos: Sequence[Slo], gap_cap_s: float) -> None:
+        self.folder, self.slos, self.gap_cap_s = folder, slos, gap_cap_s
+        self.entries: list[Entry] = []
+
+    def path(self, number: int) -> Path:
+        path = self.folder / "rungs" / f"{number:02d}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def entry(self, number: int, key: Mapping[str, Any], play: Callable[[], RungRecord], *,
+              budget: int | None = None, rung_only: bool = False) -> Entry:
+        """Rung `number`: read where it is on disk under the same `key`, else played, summarised and stored.
+
+        rung_only: it is shown among the rungs but does not count for the capacity.
+        """
+        found = self.aside(number, key, play, budget=budget, on_ladder=not rung_only)
+        self.entries.append(found)
+        return found
+
+    def aside(self, number: int, key: Mapping[str, Any], play: Callable[[], RungRecord], *,
+              budget: int | None = None, on_ladder: bool = False) -> Entry:
+        """Like `entry`, for a rung that is not shown among the others."""
+        path = self.path(number) / "rung.json"
+        key = plain({**key, "slos": [slo.model_dump() for slo in self.slos]})
+        if path.exists():
+            known = _restored(read_json(path, "rung"))
+            if known.key == key:
+                return known
+        record = play()
+        found = self._summarised(number, key, record, budget, on_ladder)
+        store(record, path.parent)
+        write_json(path, asdict(found))
+        return _restored(read_json(path, "rung"))
+
+    def _summarised(self, number: int, key: dict[str, Any], record: RungRecord, budget: int | None,
+                    on_ladder: bool) -> Entry:
+        server = window_summary(record.metrics, *record.window)
+        row, slo = summarise(
+            record.requests, record.chunks, record.metrics, record.window, self.slos, key["users"], record.driver,
+            rung=number, start_s=record.start_s, end_s=record.end_s, planned=record.planned,
+            client_limited=record.client_limited, gap_cap_s=self.gap_cap_s, server=server)
+        samples = RungSamples(record.requests, record.chunks, record.window, record.end_s)
+        beside = [] if record.driver == "virtual" else reconcile(
+            record.requests, record.chunks, record.metrics, record.window, record.start_s,
+            record.end_s).to_dict("records")
+        problems = list(record.problems)
+        if record.overhead_ratio is not None and record.overhead_ratio > 0.01:
+            problems.append(f"answering scrapes took up to {record.overhead_ratio:.1%} of the server's time: "
+                            f"scrape less often")
+        return Entry(number, key, row, slo, server, step_figures(record.steps, record.window, budget),
+                     goodput(samples, self.slos), beside,
+                     asdict(find_stragglers(record.metrics, *record.window, chunks=record.chunks)), problems, on_ladder)
+
+    @property
+    def ladder_entries(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.on_ladder]
+
+    def rungs(self) -> pd.DataFrame:
+        """RUNGS of all rungs."""
+        return as_table([entry.row for entry in self.entries], RUNGS).to_pandas()
+
+    def slo(self) -> pd.DataFrame:
+        """SLO_VERDICTS of all rungs."""
+        return as_table([row for entry in self.entries for row in entry.slo], SLO_VERDICTS).to_pandas()
+
+    def valid_slo(self) -> pd.DataFrame:
+        """SLO_VERDICTS of the valid rungs on the ladder."""
+        rows = [row for entry in self.ladder_entries if entry.row["verdict"] != "invalid" for row in entry.slo]
+        return as_table(rows, SLO_VERDICTS).to_pandas()
+
+    def invalid_users(self) -> list[int]:
+        return [entry.row["users"] for entry in self.ladder_entries if entry.row["verdict"] == "invalid"]
+
+
+def _restored(stored: dict[str, Any]) -> Entry:
+    """An entry from its JSON, in which infinities are 'inf' and NaN null."""
+    nan = {name for schema in (RUNGS, SLO_VERDICTS) for name in schema.names if name.endswith("_s")}
+
+    def number(name: str, value: Any) -> Any:
+        if value in ("inf", "-inf"):
+            return math.inf if value == "inf" else -math.inf
+        return math.nan if value is None and name in nan else value
+
+    row = {name: number(name, value) for name, value in stored["row"].items()}
+    slo = [{name: number(name, value) for name, value in one.items()} for one in stored["slo"]]
+    return Entry(**{**stored, "row": row, "slo": slo})

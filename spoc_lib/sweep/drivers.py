@@ -1,0 +1,163 @@
+"""The two ways to play a rung, with one kind of record: the twin's virtual clock, and Locust over real
+HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from spoc_lib.config import Cluster
+from spoc_lib.core.clock import Anchor
+from spoc_lib.core.files import write_text
+from spoc_lib.core.schemas import METRICS, REQUESTS
+from spoc_lib.core.tables import write_table
+from spoc_lib.core.yamlfile import Strict
+from spoc_lib.telemetry.recorder import Recorder
+from spoc_lib.workload.script import ConversationScript
+
+ScriptFactory = Callable[[int], ConversationScript]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RungRecord:
+    """What a driver brings home from one rung. Times of one rung share a clock; `window` is its steady part.
+
+    steps: the engine's own steps (virtual clock only); problems: sentences about its telemetry;
+    overhead_ratio: share of the time that the server spent on being scraped; load: the load run's summary
+    (locust only).
+    """
+
+    driver: str
+    requests: pd.DataFrame
+    chunks: pd.DataFrame
+    metrics: pd.DataFrame
+    window: tuple[float, float]
+    start_s: float
+    end_s: float
+    planned: int
+    client_limited: bool = False
+    steps: pd.DataFrame | None = None
+    problems: list[str] = field(default_factory=list)
+    overhead_ratio: float | None = None
+    load: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of a rung: `duration_s` of sending, of which `warmup_s` are not measured."""
+
+    duration_s: float
+    warmup_s: float
+
+
+class FreshUsers:
+    """Scripts for rungs: a new salt (cold cache) and, where the script can, a new seed (other users) each
+    time.
+
+    Rungs with the same users would share their luck: their common error would not show in any interval. A
+    script that cannot be reseeded (imported sessions) is used as it is; `reseeds` tells.
+    """
+
+    def __init__(self, factory: ScriptFactory) -> None:
+        self._factory = factory
+        script = factory(0)
+        self.reseeds = dataclasses.is_dataclass(script) and "seed" in {one.name for one in dataclasses.fields(script)}
+        self.personas = sorted({script.user(number).persona for number in range(64)})
+        self.gap_cap_s = float(getattr(script, "gap_cap_s", 60.0))
+
+    def script(self, salt: int) -> ConversationScript:
+        """The script of the rung with this salt, its seed moved on by the salt."""
+        script = self._factory(salt)
+        return dataclasses.replace(script, seed=script.seed + salt) if self.reseeds else script
+
+    def plain(self, salt: int) -> ConversationScript:
+        """The factory's own script: what a load plan with the same seed and salt plays over HTTP."""
+        return self._factory(salt)
+
+
+def virtual_rung(engine: Any, script: ConversationScript, users: int, timing: Timing, seed: int) -> RungRecord:
+    """Play the script on the twin's virtual clock."""
+    from spoc_lib.engine import virtual
+
+    run = virtual.play(script, users, engine=engine, duration_s=timing.duration_s, warmup_s=timing.warmup_s, seed=seed)
+    return RungRecord("virtual", run.requests, run.chunks, run.metrics, run.window, run.window[0] - timing.warmup_s,
+                      run.window[1], len(run.requests), steps=run.steps)
+
+
+def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: int, timing: Timing, folder: Path,
+              say: Say, *, processes: int = 1) -> RungRecord:
+    """Play the script's seed and salt with Locust users against a running server, its metrics recorded
+    beside.
+
+    The window is everything after the warm-up, as on the virtual clock, so that the two can be compared.
+    """
+    from spoc_lib import load
+
+    plan = load.LoadPlan(
+        base_url=server.base_url, model=server.model, personas=_personas(cluster, script, folder), users=users,
+        duration_s=timing.duration_s, warmup_s=timing.warmup_s, seed=script.seed, salt=script.salt,
+        gap_cap_s=getattr(script, "gap_cap_s", 60.0), start=getattr(script, "start", "stationary"),
+        context_limit=getattr(script, "context_limit", None), scale=getattr(script, "scale", 1.0),
+        api_key_env=cluster.engine.api_key_env, processes=processes)
+
+    def told(state: dict[str, Any]) -> None:
+        say(f"{users} users over HTTP: {state['elapsed_s']:.0f} of {state['duration_s']:.0f} s, "
+            f"{state['in_flight']} in flight, {state['completed']} answered, {state['failed']} failed")
+
+    dcgm_url = cluster.telemetry.dcgm_url or server.dcgm_url
+    anchor = Anchor.now()
+    with Recorder(server.metrics_url, dcgm_url, folder / "server_metrics.parquet") as recorder:
+        run = load.run(plan, folder, told)
+    seen, problems = recorder.metrics, list(recorder.problems)
+    if cluster.telemetry.prometheus_url:
+        seen, problems = _from_prometheus(cluster, anchor, recorder, problems)
+    metrics = pd.concat([part for part in (run.metrics, seen) if len(part)], ignore_index=True) \
+        if len(run.metrics) or len(seen) else seen
+    start_s = float(run.summary["start_s"])
+    stop_s = start_s + timing.duration_s if not run.summary["interrupted"] else run.window[1]
+    ends = run.requests["end_s"].max()
+    return RungRecord(
+        "locust", run.requests, run.chunks, metrics, (start_s + timing.warmup_s, stop_s), start_s,
+        max(stop_s, float(ends)) if pd.notna(ends) else stop_s, int(run.summary["planned"]),
+        bool(run.summary["client_limited"]), problems=problems,
+        overhead_ratio=max(recorder.overhead().values(), default=None), load=run.summary)
+
+
+def _personas(cluster: Cluster, script: ConversationScript, folder: Path) -> str:
+    """What the load child loads: the script's own persona set, written beside the rung, else the
+    cluster's."""
+    personas = getattr(script, "personas", None)
+    if not isinstance(personas, Strict):
+        return cluster.personas
+    text = yaml.safe_dump(personas.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return str(write_text(folder / "personas.yaml", text).resolve())
+
+
+def _from_prometheus(cluster: Cluster, anchor: Anchor, recorder: Recorder,
+                     problems: list[str]) -> tuple[pd.DataFrame, list[str]]:
+    """The rung's telemetry from the cluster's Prometheus; the recorder's own where that fails, and it is
+    said."""
+    from spoc_lib.telemetry import prometheus
+
+    try:
+        found = prometheus.fetch_run(cluster.telemetry.prometheus_url, anchor.to_wall(recorder.started_s),
+                                     anchor.to_wall(recorder.ended_s), anchor=anchor)
+    except prometheus.PrometheusUnavailable as error:
+        return recorder.metrics, [*problems, f"{error.message}; the direct scrape is used instead"]
+    missing = found.metrics.empty
+    return (recorder.metrics if missing else found.metrics), [*problems, *found.problems]
+
+
+def store(record: RungRecord, folder: Path) -> None:
+    """Requests and metrics of a rung, as Parquet. The load runner has written its own requests and chunks;
+    the virtual clock's chunks are left out: the seed plays them again."""
+    if record.driver == "virtual":
+        write_table(folder / "requests.parquet", record.requests, REQUESTS)
+    write_table(folder / "metrics.parquet", record.metrics, METRICS)

@@ -1,0 +1,80 @@
+"""Checks that speak: three beliefs about serving, each held against this sweep's own figures.
+
+*Utilisation is not the SLA*, *memory is not always the bottleneck*, *chunked prefill is the trade-off*: true
+on the cluster that taught them, so each is asked anew and the answer may be "not here".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """`holds`: None where the data cannot tell; `sentence`: the finding; `figures`: its numbers."""
+
+    name: str
+    holds: bool | None
+    sentence: str
+    figures: dict[str, float | None] = field(default_factory=dict)
+
+
+def utilisation_is_not_the_sla(rungs: pd.DataFrame, capacity: float) -> Lesson:
+    """How busy the GPUs are at the last rung within the SLA, and what more activity beyond it costs in
+    latency."""
+    name = "utilisation is not the SLA"
+    known = rungs[(rungs["verdict"] != "invalid") & rungs["sm_active_ratio"].notna()].sort_values("users")
+    inside, beyond = known[known["users"] <= capacity], known[known["users"] > capacity]
+    if inside.empty:
+        return Lesson(name, None, "No rung within the SLA has a record of SM activity: it cannot be said how busy the "
+                      "GPUs are at the limit.")
+    at, figures = inside.iloc[-1], {"sm_active_ratio": float(inside.iloc[-1]["sm_active_ratio"])}
+    sentence = f"At {at['users']} users, within the SLA, the SMs are active {at['sm_active_ratio']:.0%} of the time"
+    if beyond.empty:
+        return Lesson(name, None, sentence + "; no rung beyond the SLA was run.", figures)
+    over = beyond.iloc[-1]
+    figures |= {"sm_active_beyond_ratio": float(over["sm_active_ratio"]), "itl_p95_s": float(at["itl_p95_s"]),
+                "itl_p95_beyond_s": float(over["itl_p95_s"]), "ttft_p95_s": float(at["ttft_p95_s"]),
+                "ttft_p95_beyond_s": float(over["ttft_p95_s"])}
+    holds = bool(at["sm_active_ratio"] < 0.9 or over["sm_active_ratio"] - at["sm_active_ratio"] < 0.1)
+    return Lesson(name, holds, sentence + f"; at {over['users']} users they are active {over['sm_active_ratio']:.0%}, "
+                  f"and p95 ITL goes from {1e3 * at['itl_p95_s']:.0f} to {1e3 * over['itl_p95_s']:.0f} ms, p95 TTFT "
+                  f"from {at['ttft_p95_s']:.2f} to {over['ttft_p95_s']:.2f} s.", figures)
+
+
+def memory_is_not_always_the_bottleneck(row: Mapping, without_caching: Mapping | None) -> Lesson:
+    """KV usage at the limit, and what it is when prefix caching is switched off at the same users."""
+    name, usage = "memory is not always the bottleneck", row.get("kv_usage_ratio")
+    if usage is None or pd.isna(usage):
+        return Lesson(name, None, "KV usage was not recorded.")
+    figures = {"kv_usage_ratio": float(usage), "cached_ratio": row.get("cached_ratio")}
+    sentence = f"At the limit {usage:.0%} of the KV blocks are in use"
+    if row.get("cached_ratio") is not None and not pd.isna(row["cached_ratio"]):
+        sentence += f" and {row['cached_ratio']:.0%} of the prompt tokens come from the prefix cache"
+    if without_caching is not None:
+        figures["kv_usage_without_caching_ratio"] = without_caching["kv_usage_ratio"]
+        figures["ttft_p95_without_caching_s"] = without_caching["ttft_p95_s"]
+        sentence += (f"; without prefix caching it would be {without_caching['kv_usage_ratio']:.0%}, and p95 TTFT "
+                     f"{without_caching['ttft_p95_s']:.2f} instead of {row['ttft_p95_s']:.2f} s")
+    return Lesson(name, bool(usage < 0.9), sentence + ".", figures)
+
+
+def chunked_prefill_is_the_trade_off(variants: Sequence[tuple[int, Mapping]]) -> Lesson:
+    """TTFT and ITL at the same users under other token budgets. variants: (max_num_batched_tokens, RUNGS
+    row)."""
+    name = "chunked prefill is the trade-off"
+    if len(variants) < 2:
+        return Lesson(name, None, "Only one token budget was run: the trade-off between TTFT and ITL is not seen.")
+    ordered = sorted(variants, key=lambda pair: pair[0])
+    (small, low), (large, high) = ordered[0], ordered[-1]
+    shown = "; ".join(f"{budget} tokens: p95 TTFT {row['ttft_p95_s']:.2f} s, p95 ITL {1e3 * row['itl_p95_s']:.0f} ms"
+                      for budget, row in ordered)
+    holds = bool(low["itl_p95_s"] < high["itl_p95_s"] and low["ttft_p95_s"] > high["ttft_p95_s"])
+    verdict = "a smaller budget buys ITL with TTFT" if holds else \
+        "the budget does not trade one for the other here"
+    return Lesson(name, holds, f"At the same users, {verdict} ({shown}).", {
+        "small_budget": small, "large_budget": large, "itl_ratio": low["itl_p95_s"] / high["itl_p95_s"],
+        "ttft_ratio": low["ttft_p95_s"] / high["ttft_p95_s"]})
