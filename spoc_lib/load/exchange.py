@@ -105,7 +105,7 @@ def _pump(stream: object, result: Exchange) -> None:
     if buffer:
         pieces.append((sock.arrival_s if stamped else time.monotonic(), bytes(buffer)))
         buffer.clear()
-    late = 0.0
+    late, patience = 0.0, sock.gettimeout() if sock is not None else None
     try:
         while not stream.message_complete and sock is not None:
             data = sock.recv(READ_BYTES)
@@ -129,6 +129,8 @@ def _pump(stream: object, result: Exchange) -> None:
     except (OSError, HTTPParseError) as error:
         _failed(result, error)
     finally:
+        if sock is not None:
+            sock.settimeout(patience)  # it may already be back in the pool
         result.handled_late_s = late
         result.kernel_stamps = bool(stamped and sock.kernel_stamps)
         _parse(reader, pieces)

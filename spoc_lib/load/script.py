@@ -16,7 +16,9 @@ class History(Protocol):
 
     def apply(self, turn: Turn) -> list[dict[str, Any]]: ...
 
-    def add_reply(self, text: str) -> None: ...
+    def add_reply(self, text: str, tokens: int | None = None) -> None: ...
+
+    def drop_last(self) -> None: ...
 
 
 def script_of(plan: LoadPlan) -> ConversationScript:
@@ -94,5 +96,8 @@ class FixedHistory:
         self.history_tokens = segment.tokens
         return [{"role": "user", "content": text}]
 
-    def add_reply(self, text: str) -> None:
-        self.history_tokens += len(text) // 4
+    def add_reply(self, text: str, tokens: int | None = None) -> None:
+        self.history_tokens += tokens or 0
+
+    def drop_last(self) -> None:
+        self.history_tokens = 0

@@ -109,6 +109,7 @@ class StreamReader:
 
     times_s, texts: one entry a chunk that carries content, reasoning or a tool call; role-only, empty and usage
     chunks never count. running_tokens: the server's cumulative count at each chunk, where it sends one a chunk.
+    content, content_at: the content alone, and the numbers of the chunks that carried some.
     error_class: bad_event (not JSON, or not an object), stream_error or context_overflow (the server's own error
     event), else None.
     """
@@ -118,6 +119,7 @@ class StreamReader:
     texts: list[str] = field(default_factory=list)
     running_tokens: list[int | None] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
+    content_at: list[int] = field(default_factory=list)
     usage: dict[str, Any] | None = None
     finish_reason: str | None = None
     finish_s: float | None = None
@@ -179,6 +181,7 @@ class StreamReader:
             text += "".join(_call_text(call) for call in calls)
         if content:
             self.content.append(content)
+            self.content_at.append(len(self.times_s))
         if text or calls:
             self.times_s.append(time_s)
             self.texts.append(text)

@@ -13,8 +13,9 @@ from spoc_lib.load.bodies import BodyEncoder
 from spoc_lib.load.exchange import Exchange, exchange
 from spoc_lib.load.rung import Rung
 from spoc_lib.load.script import History
-from spoc_lib.load.sse import token_shares
+from spoc_lib.load.sse import StreamReader, token_shares
 from spoc_lib.workload.script import Turn, UserScript
+from spoc_lib.workload.template import overhead_tokens
 
 #: After a failure a user waits at least this long, doubled at each further failure: a dead server must not turn
 #: a closed loop into a flood.
@@ -25,7 +26,6 @@ ASK_AGAIN = 5
 RETRY_AFTER_MAX_S = 60.0
 #: More tokens than any context holds: makes the script end the conversation.
 FULL = 1 << 30
-NO_REPLY = "(no answer)"
 
 
 @dataclass(slots=True)
@@ -42,12 +42,36 @@ class Player:
     def __init__(self, script: UserScript, history: History, encoder: BodyEncoder) -> None:
         self.script, self.history, self.encoder = script, history, encoder
         self.next: Prepared | None = None
+        self.messages = 0
         self.prepare(0)
 
     def prepare(self, history_tokens: int) -> None:
         """Ask the script for the next turn and encode it."""
         turn = self.script.next(history_tokens)
-        self.next = Prepared(turn, self.encoder.encode(self.history.apply(turn), turn.output_tokens))
+        messages = self.history.apply(turn)
+        self.messages = len(messages)
+        self.next = Prepared(turn, self.encoder.encode(messages, turn.output_tokens))
+
+    def remember(self, reader: StreamReader) -> None:
+        """Put the server's reply into the history and prepare the next turn.
+
+        The history is as long as the server says: its prompt tokens without the template's, and the reply; where
+        it reports no usage, our own count.
+        """
+        total, prompt = reader.count("completion_tokens"), reader.count("prompt_tokens")
+        reply_tokens = None
+        if total is not None:
+            shares = token_shares(reader.texts, reader.running_tokens, total)
+            reply_tokens = round(sum(shares[number] for number in reader.content_at))
+        self.history.add_reply(reader.reply, reply_tokens)
+        if prompt is None or reply_tokens is None:
+            return self.prepare(self.history.history_tokens)
+        return self.prepare(max(0, prompt - overhead_tokens(self.messages)) + reply_tokens)
+
+    def forget(self, overflow: bool) -> None:
+        """The turn failed: take it back and go on; after an overflow only a new conversation can."""
+        self.history.drop_last()
+        self.prepare(FULL if overflow else self.history.history_tokens)
 
 
 class ScriptedUser(FastHttpUser):
@@ -93,8 +117,7 @@ class ScriptedUser(FastHttpUser):
         rung, player, prepared = self.rung, self.player, self.player.next
         if rung.overflows(prepared.turn):
             rung.refuse_overflow(prepared.turn, intended_s)
-            player.history.add_reply(NO_REPLY)
-            player.prepare(FULL)
+            player.forget(overflow=True)
             return time.monotonic() + self._pause()
         result = self._ask(prepared, intended_s)
         asked = 1
@@ -103,14 +126,11 @@ class ScriptedUser(FastHttpUser):
             intended_s = result.end_s + min(result.retry_after_s, RETRY_AFTER_MAX_S)
             rung.wait_until(intended_s)
             result, asked = self._ask(prepared, intended_s), asked + 1
-        reader = result.reader
-        player.history.add_reply(reader.reply or NO_REPLY)
         if result.error_class is None:
             self.failures = 0
-            held = (reader.count("prompt_tokens") or 0) + (reader.count("completion_tokens") or 0)
-            player.prepare(held or player.history.history_tokens)
+            player.remember(result.reader)
             return result.end_s
-        player.prepare(FULL if result.error_class == "context_overflow" else player.history.history_tokens)
+        player.forget(overflow=result.error_class == "context_overflow")
         return result.end_s + self._pause()
 
     def _pause(self) -> float:
