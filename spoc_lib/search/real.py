@@ -13,6 +13,8 @@ from spoc_lib.core.files import write_json, write_text
 from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.space import Flags, FlagSpace
+from spoc_lib.search.twin import ScriptFactory
+from spoc_lib.servers import LaunchFailure, launch
 
 VERSION_TIMEOUT_S = 120
 
@@ -26,12 +28,11 @@ class HttpEvaluator:
 
     cluster: Cluster
     space: FlagSpace
+    script_factory: ScriptFactory
     users: int
     duration_s: float
     warmup_s: float
     gap_cap_s: float = 60.0
-    start: str = "stationary"
-    seed: int = 0
     driver: str = "locust"
 
     def __post_init__(self) -> None:
@@ -42,8 +43,6 @@ class HttpEvaluator:
 
     def evaluate(self, flags: Flags, folder: Path, repeat: int = 0) -> Measurement:
         """Measure `flags`; evidence: command, server log, requests, chunks, metrics, rung."""
-        from spoc_lib.servers import LaunchFailure, launch
-
         started = time.monotonic()
         passed = self.space.launch_flags(flags)
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,28 +57,26 @@ class HttpEvaluator:
         return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started)
 
     def _load(self, server, folder: Path, repeat: int) -> tuple[dict, list[dict]]:
-        from spoc_lib import load
-        from spoc_lib.core import schemas
-        from spoc_lib.core.tables import read_table
+        from spoc_lib.core.schemas import METRICS
+        from spoc_lib.core.tables import write_table
+        from spoc_lib.sweep.drivers import Timing, http_rung
         from spoc_lib.sweep.rung import summarise
-        from spoc_lib.telemetry.recorder import Recorder
 
-        plan = load.LoadPlan(
-            base_url=server.base_url, model=server.model, personas=self.cluster.personas, users=self.users,
-            duration_s=self.duration_s, warmup_s=self.warmup_s, seed=self.seed, salt=repeat,
-            gap_cap_s=self.gap_cap_s, start=self.start, context_limit=self.space.fixed.get("max_model_len"),
-            api_key_env=self.cluster.engine.api_key_env)
-        path = folder / "metrics.parquet"
+        timing = Timing(self.duration_s, self.warmup_s)
         try:
-            with Recorder(server.metrics_url, server.dcgm_url, path):
-                run = load.run(plan, folder)
-        except InputError:
+            rung = http_rung(self.cluster, server, self.script_factory(repeat), self.users, timing, folder, _quiet)
+        except (InputError, LaunchFailure):
             raise
         except SpocError as error:
             raise TrialFailure("load-failed", error.message) from error
-        return summarise(run.requests, run.chunks, read_table(path, schemas.METRICS), run.window, self.cluster.slos,
-                         self.users, self.driver, planned=run.summary["planned"],
-                         client_limited=bool(run.summary.get("client_limited")), gap_cap_s=self.gap_cap_s)
+        write_table(folder / "metrics.parquet", rung.metrics, METRICS)
+        return summarise(rung.requests, rung.chunks, rung.metrics, rung.window, self.cluster.slos, self.users,
+                         self.driver, start_s=rung.start_s, end_s=rung.end_s, planned=rung.planned,
+                         client_limited=rung.client_limited, gap_cap_s=self.gap_cap_s)
+
+
+def _quiet(line: str) -> None:
+    """A trial's own progress is one line, when it is answered."""
 
 
 def engine_version(cluster: Cluster) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import pandas as pd
 import yaml
 
-from spoc_lib.config import Cluster, load_model
+from spoc_lib.config import Cluster
 from spoc_lib.search.pareto import OBJECTIVES
 from spoc_lib.search.space import Flags
+from spoc_lib.servers.commands import flag_arguments, model_argument, shell_command
 
 Format = Literal["shell", "compose", "kubernetes"]
 FORMATS = get_args(Format)
@@ -21,25 +21,12 @@ LABELS = {"output_tokens_per_s": ("output tokens/s", "higher"), "ttft_p95_s": ("
           "itl_p95_s": ("p95 ITL, s", "lower")}
 
 
-def arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Flags as `vllm serve` takes them: booleans as --flag or --no-flag, nulls left out."""
-    found: list[str] = []
-    for name, value in flags.items():
-        dashed = name.replace("_", "-")
-        if isinstance(value, bool):
-            found.append(f"--{dashed}" if value else f"--no-{dashed}")
-        elif value is not None:
-            found += [f"--{dashed}", str(value)]
-    return found
-
-
 def command(cluster: Cluster, flags: Flags, form: Format = "shell") -> str:
     """The ready command that serves `cluster`'s model with `flags` (fixed flags included)."""
-    model = served_model(cluster)
     if form == "shell":
-        return shlex.join(["vllm", "serve", model, *arguments(flags)])
+        return shell_command(cluster, flags)
     image = cluster.engine.image or IMAGE
-    args = ["--model", model, *arguments(flags)]
+    args = ["--model", model_argument(cluster), *flag_arguments(flags)]
     devices = cluster.hardware.count
     if form == "compose":
         gpus = {"driver": "nvidia", "count": devices, "capabilities": ["gpu"]}
@@ -50,14 +37,6 @@ def command(cluster: Cluster, flags: Flags, form: Format = "shell") -> str:
                  "resources": {"limits": {"nvidia.com/gpu": devices}},
                  "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}}}
     return yaml.safe_dump({"containers": [container]}, sort_keys=False)
-
-
-def served_model(cluster: Cluster) -> str:
-    """The model's name as `vllm serve` wants it: the API name where one is set, else the model file's source."""
-    if cluster.engine.served_model:
-        return cluster.engine.served_model
-    source = load_model(cluster.model).source.split()[0]
-    return source if "/" in source else cluster.model
 
 
 def changed_flags(defaults: Flags, chosen: Flags) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from spoc_lib.core import schemas, yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
 from spoc_lib.core.tables import write_table
+from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.search import confirm as confirming
 from spoc_lib.search import pareto
 from spoc_lib.search.importance import importances
@@ -25,11 +26,11 @@ from spoc_lib.search.space import FlagSpace, build_space, digest
 from spoc_lib.search.storage import storage_from_environment
 from spoc_lib.search.study import Progress, SearchStudy
 from spoc_lib.search.table import trials_table
-from spoc_lib.search.twin import ScriptFactory, TwinEvaluator
+from spoc_lib.search.twin import ScriptFactory, TwinEvaluator, settle_s
 
 SETTINGS = "search.json"
-#: Share of a trial's seconds that pass before it is measured.
-WARMUP_SHARE = 0.25
+#: Share of a trial's seconds that pass before it is measured: at least, and (over HTTP) at most.
+WARMUP_SHARE, WARMUP_MOST = 0.25, 0.5
 TABLE_EVERY_S = 2.0
 HASHED_USERS, HASHED_TURNS = 8, 4
 
@@ -86,16 +87,31 @@ def workload_digest(script_factory: ScriptFactory, *plan: Any) -> str:
     return digest([turns, [float(value) for value in plan]])
 
 
-def twin_evaluator(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory, seed: int,
-                   *, users: int, seconds: float) -> TwinEvaluator:
-    return TwinEvaluator(cluster, space, script_factory, users, seconds, WARMUP_SHARE * seconds, profile.gap_cap_s,
-                         seed)
+def screening_twin(cluster: Cluster, profile: Profile, space: FlagSpace,
+                   script_factory: ScriptFactory) -> TwinEvaluator:
+    """The twin at the target users for profile.screen_s measured seconds, after the crowd has settled."""
+    users = cluster.search.target_users
+    warmup_s = max(WARMUP_SHARE * profile.screen_s, _settle_s(cluster, space, script_factory, users))
+    return TwinEvaluator(cluster, space, script_factory, users, warmup_s + profile.screen_s, warmup_s,
+                         profile.gap_cap_s)
 
 
-def http_evaluator(cluster: Cluster, profile: Profile, space: FlagSpace, seed: int, *, users: int) -> HttpEvaluator:
+def http_evaluator(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory, *,
+                   users: int) -> HttpEvaluator:
+    """Real load for profile.http_rung_s seconds, of which the crowd's settling, at most half, is not measured."""
     seconds = profile.http_rung_s
-    return HttpEvaluator(cluster, space, users, seconds, WARMUP_SHARE * seconds, profile.gap_cap_s, profile.start,
-                         seed)
+    try:
+        settle_s = _settle_s(cluster, space, script_factory, users)
+    except InputError:  # no twin for this engine, so no estimate either
+        settle_s = 0.0
+    warmup_s = min(WARMUP_MOST * seconds, max(WARMUP_SHARE * seconds, settle_s))
+    return HttpEvaluator(cluster, space, script_factory, users, seconds, warmup_s, profile.gap_cap_s)
+
+
+def _settle_s(cluster: Cluster, space: FlagSpace, script_factory: ScriptFactory, users: int) -> float:
+    """The settling time with the engine's default flags: one warm-up for all trials."""
+    engine = EmbeddedEngine.from_cluster(cluster, overrides={**space.fixed, **space.defaults})
+    return settle_s(script_factory(0), users, engine)
 
 
 def throttled(study: SearchStudy, reference: pareto.Reference, progress: Progress | None) -> Callable[[str], None]:
@@ -127,9 +143,8 @@ def _settle(cluster: Cluster, profile: Profile, folder: Path, seed: int, trials:
 
 def _search_twin(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory, folder: Path,
                  settings: dict[str, Any], progress: Progress | None) -> StudyResult:
-    seed, users = settings["seed"], cluster.search.target_users
-    twin = twin_evaluator(cluster, profile, space, script_factory, seed, users=users, seconds=profile.screen_s)
-    study = twin_study(twin, space, script_factory, folder, seed, profile)
+    twin = screening_twin(cluster, profile, space, script_factory)
+    study = twin_study(twin, space, script_factory, folder, settings["seed"], profile)
     reference = pareto.reference_point(cluster.slos)
     study.run(settings["trials"], progress=throttled(study, reference, progress))
     result = assemble(study, cluster, reference, passport=twin.engine(space.defaults).passport())
@@ -164,9 +179,8 @@ def _confirmations(result: StudyResult, profile: Profile, space: FlagSpace, scri
     """Finalists over HTTP at the users that this box holds, each beside the twin at the same users."""
     cluster = result.cluster
     users = min(cluster.search.target_users, profile.http_users)
-    http = http_evaluator(cluster, profile, space, result.seed, users=users)
-    twin = twin_evaluator(cluster, profile, space, script_factory, result.seed, users=users,
-                          seconds=profile.http_rung_s)
+    http = http_evaluator(cluster, profile, space, script_factory, users=users)
+    twin = TwinEvaluator(cluster, space, script_factory, users, http.duration_s, http.warmup_s, profile.gap_cap_s)
     chosen, defaults = (None if row is None else int(row["trial"]) for row in (result.chosen, result.defaults))
     rows = result.trials.set_index("trial")
     return [

@@ -125,7 +125,7 @@ def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_fac
     seed, users = settings["seed"], cluster.search.target_users
     reference = pareto.reference_point(cluster.slos)
     pool, notes = _screen(cluster, profile, space, script_factory, folder / "screen", seed, progress)
-    real = search.http_evaluator(cluster, profile, space, seed, users=users)
+    real = search.http_evaluator(cluster, profile, space, script_factory, users=users)
     plan = ScreenedPlan(space, pool, reference, settings["trials"], seed)
     workload = search.workload_digest(script_factory, users, real.duration_s, real.warmup_s)
     study = SearchStudy(space, real, folder, workload, seed, profile.search_population, [space.defaults],
@@ -148,8 +148,7 @@ def _screen(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory
     from spoc_lib.search import run as search
 
     try:
-        twin = search.twin_evaluator(cluster, profile, space, script_factory, seed,
-                                     users=cluster.search.target_users, seconds=profile.screen_s)
+        twin = search.screening_twin(cluster, profile, space, script_factory)
     except InputError as error:
         return [], [f"There was no screening, since the twin cannot stand for this engine: {error.message}."]
     study = search.twin_study(twin, space, script_factory, folder, seed, profile)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
 from spoc_lib.config import Cluster
@@ -13,11 +14,15 @@ from spoc_lib.core import schemas
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_json, write_text
 from spoc_lib.core.tables import write_table
+from spoc_lib.engine.batch import Batch
+from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.space import Flags, FlagSpace
 from spoc_lib.workload.script import ConversationScript
 
+#: Decodes share the steps that compute the first histories.
+SETTLE_MARGIN = 1.5
 ScriptFactory = Callable[[int], ConversationScript]
 
 
@@ -26,7 +31,7 @@ class TwinEvaluator:
     """Plays `duration_s` simulated seconds (the first `warmup_s` unmeasured) of `users` users on the twin.
 
     Every trial meets the same users, sizes and think times (common random numbers): a difference between two
-    trials is a difference between their flags. The twin is deterministic: a repeat plays another salt.
+    trials is a difference between their flags. The twin is deterministic: a repeat plays other users.
     """
 
     cluster: Cluster
@@ -36,7 +41,6 @@ class TwinEvaluator:
     duration_s: float
     warmup_s: float
     gap_cap_s: float = 60.0
-    seed: int = 0
     driver: str = "virtual"
 
     def __post_init__(self) -> None:
@@ -44,16 +48,15 @@ class TwinEvaluator:
         self.version = (f"twin {version('spoc-workbench')} {passport['model']} {passport['gpu']}x"
                         f"{passport['gpu_count']} {passport['calibration_id']}")
 
-    def engine(self, flags: Flags):
+    def engine(self, flags: Flags) -> EmbeddedEngine:
         """The twin with `flags`; InputError when it cannot be built."""
-        from spoc_lib.engine.embedded import EmbeddedEngine
-
         return EmbeddedEngine.from_cluster(self.cluster, overrides={**self.space.fixed, **flags})
 
     def evaluate(self, flags: Flags, folder: Path, repeat: int = 0) -> Measurement:
         """Measure `flags`; evidence: command, engine, requests, metrics, rung. The chunks are left out: the seed
         plays them again."""
         from spoc_lib.engine import virtual
+        from spoc_lib.sweep.drivers import FreshUsers
         from spoc_lib.sweep.rung import summarise
 
         started = time.monotonic()
@@ -61,8 +64,8 @@ class TwinEvaluator:
             engine = self.engine(flags)
         except InputError as error:
             raise TrialFailure("twin-refused", error.message) from error
-        run = virtual.play(self.script_factory(repeat), self.users, engine=engine, duration_s=self.duration_s,
-                           warmup_s=self.warmup_s, seed=self.seed)
+        script = FreshUsers(self.script_factory).script(repeat)
+        run = virtual.play(script, self.users, engine=engine, duration_s=self.duration_s, warmup_s=self.warmup_s)
         row, slo = summarise(run.requests, run.chunks, run.metrics, run.window, self.cluster.slos, self.users,
                              self.driver, gap_cap_s=self.gap_cap_s)
         write_text(folder / "command.txt", recommend.command(self.cluster, {**self.space.fixed, **flags}) + "\n")
@@ -71,3 +74,19 @@ class TwinEvaluator:
         write_table(folder / "requests.parquet", run.requests, schemas.REQUESTS)
         write_table(folder / "metrics.parquet", run.metrics, schemas.METRICS)
         return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started)
+
+
+def settle_s(script: ConversationScript, users: int, engine: EmbeddedEngine) -> float:
+    """Seconds until a crowd that starts in mid-conversation has its histories in the prefix cache, by the twin.
+
+    At the start every history is foreign to the cache and is computed once; measured before that, a server looks
+    slower than it is ever again. An upper bound: histories as if nothing were shared, whole steps of prompt alone,
+    times SETTLE_MARGIN for the decodes between them.
+    """
+    prompts = [user.next(0).prompt_tokens for user in islice(script.users(users), users)]
+    chunk = min(engine.flags.max_num_batched_tokens, max(prompts))
+    before = sum(p * p for p in prompts) / sum(prompts) / 2  # mean context of a prompt token
+    pairs = chunk * (before + chunk / 2)
+    window = chunk * (engine.model.sliding_window or 0)
+    step = Batch(chunk, 0, 0, 0, 1, chunk, pairs, float(window), int(before), 1)
+    return SETTLE_MARGIN * sum(prompts) / chunk * engine.step_time.seconds(step)
