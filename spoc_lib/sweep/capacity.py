@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from spoc_lib.sweep.fit import Crossing
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.files import read_json
+from spoc_lib.core.schemas import RUNGS, SLO_VERDICTS
+from spoc_lib.core.tables import read_table
+from spoc_lib.sweep.fit import Crossing, cross, margins
 from spoc_lib.sweep.rung import slo_name
 
 #: An interval wider than this, relative to the capacity, is no answer yet.
@@ -42,25 +47,36 @@ def decide(crossing: Crossing, rungs: pd.DataFrame) -> tuple[str, str, str]:
 
 
 def capacity(crossing: Crossing, rungs: pd.DataFrame, slo: pd.DataFrame, *, cluster: Mapping[str, Any],
-             flags: Mapping[str, Any], simulated: bool, passport: Mapping[str, Any] | None,
+             flags: Mapping[str, Any], on_ladder: set[int], simulated: bool, passport: Mapping[str, Any] | None,
              saturated: Any, lessons: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """The dictionary that becomes capacity.json.
 
     max_users (whole users, null when unbounded), interval [low, high] and level; verdict, reason, next;
     binding {persona, metric, percentile, limit_s, value_s, users, name}: the SLO that crosses first and its
     value at the rung nearest to the limit; saturated {resource, evidence, figures}; rungs: a verdict each.
+
+    The argument `rungs` is RUNGS of all rungs, of which those in `on_ladder` count; `slo` is SLO_VERDICTS of the valid
+    ones among these.
     """
-    verdict, reason, following = decide(crossing, rungs)
+    swept = rungs[rungs["rung"].isin(on_ladder)]
+    verdict, reason, following = decide(crossing, swept)
     users = crossing.users if math.isfinite(crossing.users) else crossing.low
-    known = math.isfinite(users) and not rungs[rungs["verdict"] != "invalid"].empty
+    known = math.isfinite(users) and not swept[swept["verdict"] != "invalid"].empty
     return {
         "max_users": int(users + 1e-9) if known else None,
-        "interval": [int(crossing.low), None if math.isinf(crossing.high) else math.ceil(crossing.high)],
+        "interval": interval(crossing),
         "level": crossing.level, "verdict": verdict, "reason": reason, "next": following,
         "binding": binding_slo(crossing, slo), "by_slo": crossing.by_slo, "saturated": saturated,
-        "lessons": list(lessons), "rungs": [_brief(row) for row in rungs.sort_values("rung").to_dict("records")],
+        "lessons": list(lessons),
+        "rungs": [_brief(row) | {"on_ladder": row["rung"] in on_ladder}
+                  for row in rungs.sort_values("rung").to_dict("records")],
         "simulated": simulated, "passport": passport, "flags": dict(flags), **cluster, **more,
     }
+
+
+def interval(crossing: Crossing) -> list[int | None]:
+    """[low, high] in whole users; high null where no rung shows the SLA missed."""
+    return [int(crossing.low), None if math.isinf(crossing.high) else math.ceil(crossing.high)]
 
 
 def binding_slo(crossing: Crossing, slo: pd.DataFrame) -> dict[str, Any] | None:
@@ -97,3 +113,23 @@ def sentence(answer: Mapping[str, Any]) -> str:
             answer["saturated"].resource
         text += f", {resource.replace('_', ' ')} is used up"
     return text + ("." if answer["verdict"] == "resolved" else f"; unresolved: {answer['reason']}.")
+
+
+def read_capacity(folder: Path, level: float | None = None) -> dict[str, Any]:
+    """The answer of the sweep in `folder`; at another `level` its interval and verdict are worked out anew from
+    the sweep's rungs. InputError when the folder holds no finished sweep."""
+    if not (folder / "capacity.json").is_file():
+        raise InputError("no-sweep", f"{folder} holds no finished sweep (no capacity.json): run `spoc sweep run` first")
+    answer = read_json(folder / "capacity.json", "capacity answer")
+    if level is None or level == answer["level"]:
+        return answer
+    if not 0.5 <= level < 1:
+        raise InputError("bad-level", f"--level: {level:g} must be at least 0.5 and below 1, for example 0.9")
+    rungs = read_table(folder / "rungs.parquet", RUNGS)
+    swept = rungs[rungs["rung"].isin([row["rung"] for row in answer["rungs"] if row["on_ladder"]])]
+    slo = read_table(folder / "slo_verdicts.parquet", SLO_VERDICTS)
+    slo = slo[slo["rung"].isin(swept.loc[swept["verdict"] != "invalid", "rung"])]
+    crossing = cross(margins(slo, answer["level"]), level, shared_noise=not answer["fresh_users"])
+    verdict, reason, following = decide(crossing, swept)
+    return {**answer, "interval": interval(crossing), "level": level, "verdict": verdict, "reason": reason,
+            "next": following}

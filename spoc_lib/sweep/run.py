@@ -23,7 +23,7 @@ from spoc_lib.core.schemas import METRICS, REQUESTS, RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table, read_table, write_table
 from spoc_lib.sweep import agreement, lessons
 from spoc_lib.sweep.book import RungBook
-from spoc_lib.sweep.capacity import capacity, sentence
+from spoc_lib.sweep.capacity import binding_slo, capacity, sentence
 from spoc_lib.sweep.drivers import FreshUsers, RungRecord, ScriptFactory, Timing, http_rung, virtual_rung
 from spoc_lib.sweep.fit import Crossing
 from spoc_lib.sweep.ladder import Ladder
@@ -226,7 +226,7 @@ class _Sweep:
         problems = list(dict.fromkeys(text for entry in self.book.entries for text in entry.problems))
         answer = capacity(
             crossing, rungs, self.book.valid_slo(), flags=self.flags, simulated=simulated, passport=passport,
-            saturated=found, lessons=checks,
+            saturated=found, lessons=checks, on_ladder={entry.number for entry in self.book.ladder_entries},
             cluster=dict(cluster=self.cluster.name, title=self.cluster.title, gpu=hardware.gpu, gpus=hardware.count,
                          price_per_gpu_hour=hardware.price_per_gpu_hour, model=self.cluster.model),
             more=dict(
@@ -256,7 +256,8 @@ class _Sweep:
                   if entry.row["verdict"] != "invalid" and entry.row["users"] > crossing.users]
         entry = min(beyond, key=lambda one: one.row["users"], default=limit)
         return saturation(entry.server, entry.row, max_num_seqs=limits[0], max_num_batched_tokens=limits[1],
-                          step_figures=entry.steps, binding=crossing.binding)
+                          step_figures=entry.steps,
+                          binding=binding_slo(crossing, self.book.valid_slo()))
 
     def _timeline(self, limit: Any) -> tuple[pd.DataFrame, pd.DataFrame, tuple[float, float]]:
         if limit is None:

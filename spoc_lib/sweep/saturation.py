@@ -4,9 +4,9 @@ The rules, in order (the first that applies decides; all figures are given which
 1. client: the load generator could not keep up.
 2. kv_blocks: requests wait or are preempted while nearly all KV blocks are in use.
 3. sequence_slots: requests wait while as many run as `max_num_seqs` allows.
-4. prefill_compute or decode_bandwidth: by where the engine's step time goes. Known exactly on the virtual
-clock (`steps`); else from prompt tokens computed a step and the DRAM and tensor activity of the GPUs.
-5. host: requests wait, yet the GPUs are mostly idle.
+4. host: requests wait, yet the GPUs are mostly idle.
+5. prefill_compute or decode_bandwidth: by what the binding latency waits for. How long steps with and without
+   prompt chunks take is known exactly on the virtual clock; else it is inferred from tokens and GPU activity.
 6. unknown, with what is missing.
 """
 
@@ -67,12 +67,12 @@ def step_figures(steps: pd.DataFrame | None, window: tuple[float, float], budget
 
 
 def saturation(summary: Mapping, row: Mapping, *, max_num_seqs: int | None, max_num_batched_tokens: int | None,
-               step_figures: Mapping[str, float] | None = None, binding: str | None = None) -> Saturation:
+               step_figures: Mapping[str, float] | None = None, binding: Mapping | None = None) -> Saturation:
     """What is used up in a rung at or just beyond the limit.
 
     summary: `telemetry.timeline.window_summary` of its window; row: its RUNGS row; max_num_seqs and
     max_num_batched_tokens: the server's flags (None where unknown); steps: the virtual clock's steps;
-    binding: the SLO that binds.
+    binding: SLO_VERDICTS row (metric, limit_s) of the SLO that binds.
     """
     figures = {key: summary.get(key) for key in (
         "kv_usage_ratio", "kv_usage_ratio_max", "running", "running_max", "waiting", "preemptions", "sm_active_ratio",
@@ -119,29 +119,44 @@ def _host(figures: Mapping, queue: bool) -> tuple[str, str] | None:
                     f"the time: what schedules them is slower than they are")
 
 
-def _gpu(figures: Mapping, binding: str | None) -> tuple[str, str] | None:
-    bound = f" (what binds is {binding})" if binding else ""
-    share = figures.get("prefill_step_time_ratio")
-    if share is not None:
-        busy = figures["engine_busy_ratio"]
-        if share >= MAJORITY:
-            return "prefill_compute", (f"{share:.0%} of the engine's step time goes to steps that carry prompt chunks, "
-                                       f"the engine is busy {busy:.0%} of the time{bound}")
-        return "decode_bandwidth", (f"{1 - share:.0%} of the engine's step time goes to pure decode steps, "
-                                    f"{figures['decodes_per_step']:.0f} sequences at a time, the engine is busy "
-                                    f"{busy:.0%} of the time{bound}")
+def _gpu(figures: Mapping, binding: Mapping | None) -> tuple[str, str] | None:
+    """Prompts or decoding? Asked of the latency that binds: TTFT waits for prompts to be computed, ITL for the step."""
+    metric, limit_s = (binding["metric"], binding["limit_s"]) if binding else (None, None)
+    if "prefill_step_time_ratio" in figures:
+        return _by_steps(figures, metric, limit_s)
     tensor, dram, prefill = figures["tensor_active_ratio"], figures["dram_active_ratio"], figures["prefill_token_ratio"]
     if tensor is not None and dram is not None:
-        if tensor >= dram:
-            return "prefill_compute", (f"tensor pipes are active {tensor:.0%} of the time against {dram:.0%} for "
-                                       f"DRAM: computing prompts outweighs reading weights and KV{bound}")
-        return "decode_bandwidth", (f"DRAM is active {dram:.0%} of the time against {tensor:.0%} for the tensor "
-                                    f"pipes: reading weights and KV outweighs computing{bound}")
+        seen = f"tensor pipes are active {tensor:.0%} of the time, DRAM {dram:.0%}"
+    elif prefill is not None:
+        seen = "no GPU counters were recorded, so this is inferred from tokens alone"
+    else:
+        return None
     if prefill is not None:
-        resource = "prefill_compute" if prefill >= 0.8 else "decode_bandwidth"
-        return resource, (f"{prefill:.0%} of the tokens computed belong to prompts; no GPU counters were recorded, so "
-                          f"this is inferred from the tokens alone{bound}")
-    return None
+        seen += f"; {prefill:.0%} of the tokens computed belong to prompts"
+    if metric in ("ttft", "ttft_per_prompt_token"):
+        return "prefill_compute", f"what binds is TTFT, the wait for prompts to be computed: {seen}"
+    heavy = prefill >= 0.8 if prefill is not None else tensor >= dram
+    return ("prefill_compute", f"prompts fill the steps that tokens wait for: {seen}") if heavy else \
+        ("decode_bandwidth", f"decoding fills the steps: {seen}")
+
+
+def _by_steps(figures: Mapping, metric: str | None, limit_s: float | None) -> tuple[str, str]:
+    share, busy = figures["prefill_step_time_ratio"], figures["engine_busy_ratio"]
+    mixed, pure = figures.get("prefill_step_mean_s"), figures.get("decode_step_mean_s")
+    times = f"{share:.0%} of the step time goes to steps that carry prompt chunks, the engine is busy {busy:.0%}"
+    if metric == "itl" and mixed is not None and pure is not None and limit_s is not None:
+        spans = (f"a step that carries a prompt chunk takes {1e3 * mixed:.0f} ms, a pure decode step "
+                 f"{1e3 * pure:.1f} ms, against a limit of {1e3 * limit_s:.0f} ms on ITL")
+        if pure < 0.8 * limit_s:
+            return "prefill_compute", f"tokens wait for prompt chunks that share their step: {spans}; {times}"
+        return "decode_bandwidth", f"decode steps alone reach the limit: {spans}; {times}"
+    if metric in ("ttft", "ttft_per_prompt_token"):
+        return "prefill_compute", f"what binds is TTFT, the wait for prompts to be computed: {times}"
+    if share >= MAJORITY:
+        return "prefill_compute", times
+    return "decode_bandwidth", (f"{1 - share:.0%} of the step time goes to pure decode steps, "
+                                f"{figures.get('decodes_per_step', 0):.0f} sequences at a time, the engine is busy "
+                                f"{busy:.0%}")
 
 
 def _prefill_share(summary: Mapping, row: Mapping) -> float | None:
