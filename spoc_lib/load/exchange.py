@@ -17,8 +17,10 @@ from spoc_lib.load.arrivals import ArrivalSocket
 from spoc_lib.load.sse import StreamReader, classify_error
 
 READ_BYTES = 65536
-#: Pieces that may wait unparsed: stamp first, parse later, but never a long block at the end.
+#: Pieces that may wait unparsed, and for how long: stamp first, parse later, but never a long block at the end, nor
+#: chunks that a kill would lose.
 PARSE_EVERY = 32
+PARSE_WITHIN_S = 0.5
 #: After [DONE] the stream must end; a server that forgets to gets this long.
 AFTER_DONE_S = 2.0
 
@@ -105,6 +107,7 @@ def _pump(stream: object, result: Exchange) -> None:
     if buffer:
         pieces.append((sock.arrival_s if stamped else time.monotonic(), bytes(buffer)))
         buffer.clear()
+    parse_s = time.monotonic() + PARSE_WITHIN_S
     late, patience = 0.0, sock.gettimeout() if sock is not None else None
     try:
         while not stream.message_complete and sock is not None:
@@ -120,8 +123,9 @@ def _pump(stream: object, result: Exchange) -> None:
             if not data and not stream.message_complete:
                 result.error_class, result.error_message = "cut", "the connection closed in mid-answer"
                 break
-            if len(pieces) >= PARSE_EVERY:
+            if len(pieces) >= PARSE_EVERY or now > parse_s:
                 _parse(reader, pieces)
+                parse_s = now + PARSE_WITHIN_S
                 if reader.error_class:
                     break
             if b"[DONE]" in data and not stream.message_complete:

@@ -2,7 +2,8 @@
 
 A request is *planned* when it is about to be sent: one line in `planned.jsonl`, written at once, so that a killed
 client loses none. Its end (completed, failed or censored) is a row of REQUESTS, its chunks rows of CHUNKS; both are
-put on disk every second. `settle` closes the books after any ending: what was planned and has no row is censored.
+put on disk every second; the chunks of streams still open too (`partial`), so that a kill loses one second of them.
+`settle` closes the books after any ending: what was planned and has no row is censored.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import orjson
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spoc_lib.core import schemas
@@ -26,6 +28,8 @@ from spoc_lib.core.tables import TableAppender, write_table
 PLANNED = "planned.jsonl"
 REPLIES = "uncounted.jsonl"
 TABLES = {"requests": schemas.REQUESTS, "chunks": schemas.CHUNKS, "metrics": schemas.METRICS}
+#: Chunks of streams that were open at a flush, one token each until the usage says better.
+PARTIAL = "partial.parquet"
 #: Censored by us, not by the end of the rung: their TTFT says nothing about the server.
 CLIENT_CUTS = ("interrupted", "client_lost")
 
@@ -56,6 +60,8 @@ class Books:
         self._replies = folder / REPLIES
         self._replies.unlink(missing_ok=True)
         self._writers = {name: PartWriter(folder / f"{name}.parquet", schema) for name, schema in TABLES.items()}
+        self._writers["partial"] = PartWriter(folder / PARTIAL, schemas.CHUNKS)
+        self._open: dict[int, tuple[list[float], int]] = {}
         self.planned = self.completed = self.failed = self.censored = 0
         self.tokens = 0.0
         self._requests: list[Mapping[str, Any]] = []
@@ -67,10 +73,15 @@ class Books:
         os.write(self._planned, orjson.dumps(row) + b"\n")
         self.planned += 1
 
+    def opened(self, request: int, times_s: list[float]) -> None:
+        """The request was sent; `times_s` is the list into which its stream writes the times of its chunks."""
+        self._open[request] = (times_s, 0)
+
     def end(self, row: Mapping[str, Any], times_s: Sequence[float], tokens: Sequence[float]) -> None:
         """A request ended; `row` is a whole row of REQUESTS, `times_s` and `tokens` its chunks."""
         setattr(self, row["outcome"], getattr(self, row["outcome"]) + 1)
         self._requests.append(row)
+        self._open.pop(row["request"], None)
         if times_s:
             requests, times, shares = self._chunks
             requests.extend([row["request"]] * len(times_s))
@@ -93,11 +104,19 @@ class Books:
         requests, metrics, chunks = self._requests, self._metrics, self._chunks
         self._requests, self._metrics = [], []
         self._chunks = (array("q"), array("d"), array("d"))
-        columns = [np.frombuffer(column, dtype=kind) if len(column) else np.empty(0, kind)
-                   for column, kind in zip(chunks, ("i8", "f8", "f8"), strict=True)]
         return {"requests": pa.Table.from_pylist(requests, schema=schemas.REQUESTS),
                 "metrics": pa.Table.from_pylist(metrics, schema=schemas.METRICS),
-                "chunks": pa.table(columns, schema=schemas.CHUNKS)}
+                "chunks": _columns(*chunks), "partial": self._partial()}
+
+    def _partial(self) -> pa.Table:
+        """The chunks of open streams since the last call."""
+        requests, times = array("q"), array("d")
+        for request, (seen, known) in self._open.items():
+            if len(seen) > known:
+                times.extend(seen[known:])
+                requests.extend([request] * (len(seen) - known))
+                self._open[request] = (seen, len(seen))
+        return _columns(requests, times, array("d", [1.0]) * len(times))
 
     def write(self, tables: Mapping[str, pa.Table]) -> None:
         """Put what `take` gave on disk; may run in another thread, one call at a time."""
@@ -109,6 +128,13 @@ class Books:
         os.close(self._planned)
 
 
+def _columns(requests: array, times: array, tokens: array) -> pa.Table:
+    """Three columns of CHUNKS without copying them."""
+    columns = [np.frombuffer(column, dtype=kind) if len(column) else np.empty(0, kind)
+               for column, kind in ((requests, "i8"), (times, "f8"), (tokens, "f8"))]
+    return pa.table(columns, schema=schemas.CHUNKS)
+
+
 def settle(folders: Sequence[Path], target: Path, cut_s: float, cut_class: str) -> dict[str, pd.DataFrame]:
     """Merge the books of all client processes into `target` and close them.
 
@@ -117,19 +143,24 @@ def settle(folders: Sequence[Path], target: Path, cut_s: float, cut_class: str) 
     """
     merged = {name: [] for name in TABLES}
     planned: list[dict[str, Any]] = []
+    partial: list[pa.Table] = []
     for folder in folders:
         for name, schema in TABLES.items():
             path = TableAppender.recover(folder / f"{name}.parquet", schema)
             if path.exists():
                 merged[name].append(pq.read_table(path))
         planned += read_lines(folder / PLANNED)
+        partial.append(pq.read_table(TableAppender.recover(folder / PARTIAL, schemas.CHUNKS)))
     tables = {name: pa.concat_tables(parts) if parts else TABLES[name].empty_table()
               for name, parts in merged.items()}
     known = set(tables["requests"].column("request").to_pylist())
-    lost = [lost_row(row, cut_s, cut_class) for row in planned if row["request"] not in known]
+    lost = [row for row in planned if row["request"] not in known]
     if lost:
-        lost_table = pa.Table.from_pylist(lost, schema=schemas.REQUESTS)
-        tables["requests"] = pa.concat_tables([tables["requests"], lost_table])
+        left = _chunks_of(partial, [row["request"] for row in lost])
+        times = {request: own["time_s"].to_numpy() for request, own in left.to_pandas().groupby("request")}
+        rows = [lost_row(row, cut_s, cut_class, times.get(row["request"], ())) for row in lost]
+        tables["requests"] = pa.concat_tables([tables["requests"], pa.Table.from_pylist(rows, schemas.REQUESTS)])
+        tables["chunks"] = pa.concat_tables([tables["chunks"], left])
     tables["requests"] = tables["requests"].sort_by("send_s")
     tables["chunks"] = tables["chunks"].sort_by([("request", "ascending"), ("time_s", "ascending")])
     tables["metrics"] = tables["metrics"].sort_by("time_s")
@@ -138,11 +169,17 @@ def settle(folders: Sequence[Path], target: Path, cut_s: float, cut_class: str) 
     return {name: table.to_pandas() for name, table in tables.items()}
 
 
-def lost_row(planned: Mapping[str, Any], cut_s: float, cut_class: str) -> dict[str, Any]:
-    """The censored row of a request whose end nobody saw."""
-    empty = dict.fromkeys(schemas.REQUESTS.names)
-    return {**empty, **planned, "end_s": max(cut_s, planned["send_s"]), "tokens_source": "none", "chunks": 0,
-            "outcome": "censored", "error_class": cut_class}
+def _chunks_of(partial: Sequence[pa.Table], requests: Sequence[int]) -> pa.Table:
+    whole = pa.concat_tables([schemas.CHUNKS.empty_table(), *partial])
+    return whole.filter(pc.is_in(whole.column("request"), pa.array(requests, pa.int64())))
+
+
+def lost_row(planned: Mapping[str, Any], cut_s: float, cut_class: str, times_s: Sequence[float]) -> dict[str, Any]:
+    """The censored row of a request whose end nobody saw; `times_s`: the chunks that are known of it."""
+    first = float(times_s[0]) if len(times_s) else None
+    return {**dict.fromkeys(schemas.REQUESTS.names), **planned, "end_s": max(cut_s, planned["send_s"]),
+            "first_token_s": first, "ttft_s": None if first is None else first - planned["send_s"],
+            "tokens_source": "none", "chunks": len(times_s), "outcome": "censored", "error_class": cut_class}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -143,6 +143,7 @@ class ScriptedUser(FastHttpUser):
         planned = rung.planned_row(prepared.turn, intended_s, time.monotonic())
         rung.books.plan(planned)
         result = Exchange(planned["send_s"])
+        rung.books.opened(planned["request"], result.reader.times_s)
         outcome = "censored"
         rung.in_flight += 1
         try:

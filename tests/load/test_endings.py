@@ -1,0 +1,137 @@
+"""However a rung ends, its books balance: Ctrl-C, a killed client, a killed parent, a dead server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import orjson
+import pytest
+
+from spoc_lib.load import FixedTurns, LoadPlan, read_run, run
+from spoc_lib.load.clientcheck import paced_server
+
+
+def balanced(summary: dict) -> bool:
+    return summary["planned"] == summary["completed"] + summary["failed"] + summary["censored"] > 0
+
+
+def plan_for(url: str, **more) -> LoadPlan:
+    given = dict(base_url=url, model="paced", users=6, duration_s=20.0, stop_timeout_s=2,
+                 fixed=FixedTurns(output_tokens=120))
+    return LoadPlan(**{**given, **more})
+
+
+def client_pids(folder: Path) -> list[int]:
+    """Client processes of a rung, found by their command line."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"spoc_lib.load.child" in words and any(word.startswith(bytes(folder)) for word in words):
+            found.append(int(entry.parent.name))
+    return found
+
+
+def wait_for_tokens(folder: Path) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if list(folder.glob("client-*/partial.parquet.parts/*.parquet")):
+            return
+        time.sleep(0.1)
+    raise AssertionError("no stream was seen")
+
+
+@pytest.fixture(scope="module")
+def paced():
+    with paced_server(0.05, 0.05, log=False) as url:
+        yield url
+
+
+def test_a_killed_client_loses_a_second_of_chunks_and_no_request(paced, tmp_path):
+    def kill() -> None:
+        wait_for_tokens(tmp_path)
+        time.sleep(2)
+        for pid in client_pids(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    result = run(plan_for(paced), tmp_path)
+    killer.join()
+    assert balanced(result.summary)
+    assert (result.summary["lost_clients"], result.summary["valid"]) == (1, False)
+    assert set(result.requests["error_class"]) == {"client_lost"}
+    assert result.requests["chunks"].min() > 20  # streams of 20 tokens/s, open for over two seconds
+    assert result.requests["ttft_s"].notna().all()
+    assert len(result.chunks) == result.requests["chunks"].sum()
+
+
+def start(url: str, folder: Path, *more: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "spoc_lib", "load", "run", "--base-url", url, "--users", "5",
+                             "--duration", "30", "--personas", "tiny", "--out", str(folder), "--json", "-", *more],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_ctrl_c_closes_the_books(paced, tmp_path):
+    process = start(paced, tmp_path)
+    wait_for_tokens(tmp_path)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    summary = orjson.loads(out)
+    assert balanced(summary) and summary["interrupted"] and process.returncode == 1
+    assert b"Traceback" not in err
+    assert not client_pids(tmp_path)
+
+
+def test_a_killed_parent_leaves_no_client_and_its_books_can_be_settled(paced, tmp_path):
+    process = start(paced, tmp_path)
+    wait_for_tokens(tmp_path)
+    process.kill()
+    process.communicate(timeout=10)
+    deadline = time.monotonic() + 15
+    while client_pids(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not client_pids(tmp_path)
+    result = read_run(tmp_path)
+    assert balanced(result.summary) and result.summary["interrupted"]
+    assert balanced(read_run(tmp_path).summary)  # and read again
+
+
+def test_a_server_that_dies_is_counted_not_fatal(tmp_path):
+    with paced_server(0.05, 0.02, log=False) as url:
+        port = url.rsplit(":", 1)[1]
+
+        def kill() -> None:
+            wait_for_tokens(tmp_path)
+            time.sleep(0.5)
+            os.kill(server_pid(port), signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        result = run(plan_for(url, duration_s=6.0, users=4, fixed=FixedTurns(output_tokens=20)), tmp_path)
+        killer.join()
+    summary = result.summary
+    assert balanced(summary) and summary["completed"] > 0
+    assert set(summary["errors"]) <= {"cut", "refused"} and summary["errors"]["refused"] >= 4
+    assert summary["failed"] < 60  # users of a dead server pause ever longer: no flood
+
+
+def server_pid(port: str) -> int:
+    """The process that listens on `port`."""
+    inode = next(line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+                 if line.split()[1].endswith(f":{int(port):04X}") and line.split()[3] == "0A")
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == f"socket:[{inode}]":
+                return int(link.parts[2])
+        except OSError:
+            continue
+    raise AssertionError("nobody listens")

@@ -1,0 +1,105 @@
+"""The steady window and the latency figures, on series and tables with known answers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spoc_lib.load import figures
+from spoc_lib.load.window import mean_in_flight, mser, steady_window, token_rate
+
+
+def tables(rates: list[float], response_s: float = 2.0, tokens: int = 20) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Requests that start evenly, `rates[k]` of them in second k, each streaming `tokens` over `response_s`."""
+    sends = np.concatenate([k + (np.arange(int(rate)) + 0.5) / rate for k, rate in enumerate(rates) if rate])
+    requests = pd.DataFrame({"request": np.arange(len(sends)), "user": np.arange(len(sends)), "send_s": sends,
+                             "end_s": sends + response_s})
+    times = (sends[:, None] + np.linspace(0.1, response_s, tokens)[None, :]).ravel()
+    chunks = pd.DataFrame({"request": np.repeat(requests["request"], tokens), "time_s": times, "tokens": 1.0})
+    return requests, chunks
+
+
+def test_mser_drops_the_transient_and_nothing_of_a_flat_series():
+    assert mser(np.r_[np.linspace(0, 10, 10), np.full(40, 10.0)]) == pytest.approx(9, abs=1)
+    assert mser(np.full(50, 7.0)) == 0
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=80))
+def test_mser_drops_at_most_half(values):
+    assert 0 <= mser(np.array(values)) <= len(values) // 2
+
+
+def test_the_filling_pipe_is_cut():
+    requests, chunks = tables([10.0] * 60, response_s=5.0)
+    window = steady_window(requests, chunks, 0.0, 60.0)
+    assert window.verdict == "steady" and 3.0 < window.start_s < 8.0 and window.end_s == 60.0
+    rate = chunks[(chunks["time_s"] >= window.start_s) & (chunks["time_s"] < 60)]["tokens"].sum() / window.length_s
+    assert rate == pytest.approx(200, rel=0.02)  # the transient would have made it less
+
+
+def test_warm_up_is_never_part_of_it():
+    requests, chunks = tables([10.0] * 60)
+    assert steady_window(requests, chunks, 0.0, 60.0, settle_s=15.0).start_s >= 15.0
+
+
+def test_a_moving_rate_is_unresolved_and_says_for_how_long():
+    requests, chunks = tables([float(k) for k in range(1, 61)])
+    window = steady_window(requests, chunks, 0.0, 60.0)
+    assert window.verdict == "unresolved" and "still moving" in window.reason and window.needed_s > 60
+
+
+def test_too_short_is_unresolved_and_says_for_how_long():
+    requests, chunks = tables([1.0] * 20)
+    window = steady_window(requests, chunks, 0.0, 20.0)
+    assert window.verdict == "unresolved" and "40 are needed" in window.reason
+    assert 40 < window.needed_s < 80
+    assert steady_window(requests, chunks, 0.0, 1.0).verdict == "unresolved"
+
+
+def test_nothing_answered_is_unresolved():
+    requests, chunks = tables([1.0] * 20)
+    assert steady_window(requests, chunks[:0], 0.0, 20.0).verdict == "unresolved"
+    assert steady_window(requests[:0], chunks[:0], 0.0, 20.0).verdict == "unresolved"
+
+
+def test_in_flight_is_the_exact_integral():
+    requests = pd.DataFrame({"send_s": [0.0, 0.5], "end_s": [1.0, 2.5]})
+    assert list(mean_in_flight(requests, np.array([0.0, 1.0, 2.0, 3.0]))) == [1.5, 1.0, 0.5]
+
+
+def test_token_rate_weighs_chunks():
+    chunks = pd.DataFrame({"time_s": [0.1, 0.2, 1.5], "tokens": [2.0, 3.0, 4.0]})
+    assert list(token_rate(chunks, np.array([0.0, 1.0, 3.0]))) == [5.0, 2.0]
+
+
+def row(**values) -> dict:
+    return {"request": 0, "user": 0, "send_s": 0.0, "first_token_s": 1.0, "end_s": 3.0, "ttft_s": 1.0,
+            "output_tokens": 5, "intended_output_tokens": 5, "outcome": "completed", "error_class": None, **values}
+
+
+def test_latency_samples():
+    requests = pd.DataFrame([
+        row(), row(request=1, outcome="failed", ttft_s=0.5, error_class="cut", intended_output_tokens=3),
+        row(request=2, outcome="censored", ttft_s=None, error_class="end_of_rung"),
+        row(request=3, outcome="censored", ttft_s=2.0, error_class="end_of_rung"),
+        row(request=4, outcome="censored", ttft_s=None, error_class="interrupted")])
+    assert list(figures.ttft_values(requests)) == [1.0, math.inf, math.inf, 2.0]
+    assert list(figures.tpot_values(requests)) == [0.5, math.inf]
+    assert list(figures.e2e_values(requests)) == [3.0, math.inf, math.inf, math.inf]
+    chunks = pd.DataFrame({"request": [0, 0, 0, 1], "time_s": [1.0, 2.0, 3.0, 0.5], "tokens": [1.0, 2.0, 2.0, 1.0]})
+    values = figures.itl_values(requests, chunks)
+    assert sorted(values) == [0.5, 0.5, 0.5, 0.5, math.inf, math.inf]  # gaps of 1 s over 2 tokens; 2 tokens owed
+
+
+def test_littles_law_holds_for_a_closed_loop():
+    """Ten users, response 0.5 s, think 1.5 s."""
+    rows = [row(request=user * 100 + k, user=user, send_s=user * 0.2 + 2.0 * k, end_s=user * 0.2 + 2.0 * k + 0.5)
+            for user in range(10) for k in range(50)]
+    law = figures.little(pd.DataFrame(rows), 10.0, 20.0, 80.0)
+    assert law["response_s"] == pytest.approx(0.5) and law["think_s"] == pytest.approx(1.5)
+    assert abs(law["little_error_ratio"]) < 1e-6
