@@ -18,10 +18,10 @@ import pandas as pd
 from spoc_lib.core import schemas
 from spoc_lib.core.errors import InputError
 from spoc_lib.nsight.categories import CATEGORIES, COMM, RuleBook, rule_book
-from spoc_lib.nsight.intervals import GAP_LIMITS_NS, Ownership, own
+from spoc_lib.nsight.intervals import GAP_LIMITS_NS, Ownership, own, sums
 from spoc_lib.nsight.sources import cpu_threads
 from spoc_lib.nsight.steps import Steps, find_steps, range_window
-from spoc_lib.nsight.trace import Activity, Rank, Trace, load_trace, open_source
+from spoc_lib.nsight.trace import Rank, Trace, load_trace, open_source
 
 PHASES = ("prefill", "decode", "mixed", "unknown", "none")
 GAP_CLASSES = ("up to 10 us", "10 to 100 us", "0.1 to 1 ms", "1 to 10 ms", "above 10 ms")
@@ -171,11 +171,11 @@ def decompose_trace(trace: Trace, window: tuple[int, int], rules: RuleBook, step
     matched = [rules.match(name) for name in trace.names]
     owner = np.array([CATEGORIES.index(category or "other") for category in matched], dtype=np.int8)
 
-    def one(rank: Rank) -> tuple[Ownership, _Segments, dict]:
+    def one(rank: Rank) -> tuple[Ownership, _Segments, tuple[np.ndarray, np.ndarray]]:
         activity = trace.activities[rank]
         segments = _Segments.cut(window, steps.of(rank))
-        result = own(activity.start, activity.end, owner[activity.name], segments.boundaries, len(CATEGORIES), COMM)
-        return result, segments, _by_name(activity, window, len(trace.names))
+        result = own(activity.start, activity.end, activity.name, owner, segments.boundaries, len(CATEGORIES), COMM)
+        return result, segments, sums(activity.start, activity.end, activity.name, len(trace.names), window)
 
     with ThreadPoolExecutor(cpu_threads()) as pool:
         results = dict(zip(trace.ranks, pool.map(one, trace.ranks), strict=True))
@@ -281,25 +281,15 @@ def _step_table(trace: Trace, results: dict, pids: dict[Rank, int]) -> pd.DataFr
     return pd.concat(frames, ignore_index=True)
 
 
-def _by_name(activity: Activity, window: tuple[int, int], names: int) -> dict:
-    """Kernels and ns by name, clipped to the window."""
-    start, end = np.clip(activity.start, *window), np.clip(activity.end, *window)
-    inside = (activity.start < window[1]) & ((activity.end > window[0]) | (activity.start >= window[0]))
-    length = np.maximum(end - start, 0)
-    return {"count": np.bincount(activity.name[inside], minlength=names),
-            # sums of ns stay far below 2**53, so they are exact as floats
-            "total": np.bincount(activity.name, weights=length, minlength=names).astype(np.int64)}
-
-
 def _kernel_table(trace: Trace, results: dict, pids: dict[Rank, int], matched: Sequence[str | None]) -> pd.DataFrame:
     frames = []
     for rank in trace.ranks:
-        sums = results[rank][2]
-        where = np.flatnonzero(sums["count"])
+        count, total = results[rank][2]
+        where = np.flatnonzero(count)
         frames.append(pd.DataFrame({
             "pid": pids[rank], "device": rank.device, "name": [trace.names[i] for i in where],
             "category": [matched[i] or "other" for i in where], "known": [matched[i] is not None for i in where],
-            "kernels": sums["count"][where], "total_ns": sums["total"][where]}))
+            "kernels": count[where], "total_ns": total[where]}))
     table = pd.concat(frames, ignore_index=True)
     table["known"] = table.known.astype(bool)
     table["mean_ns"] = table.total_ns / table.kernels
@@ -310,11 +300,8 @@ def _streams(trace: Trace, window: tuple[int, int], pids: dict[Rank, int]) -> pd
     rows = []
     for rank in trace.ranks:
         activity = trace.activities[rank]
-        length = np.maximum(np.clip(activity.end, *window) - np.clip(activity.start, *window), 0)
-        inside = (activity.start < window[1]) & ((activity.end > window[0]) | (activity.start >= window[0]))
         streams, code = np.unique(activity.stream, return_inverse=True)
-        count = np.bincount(code[inside], minlength=streams.size)
-        total = np.bincount(code, weights=length, minlength=streams.size).astype(np.int64)
+        count, total = sums(activity.start, activity.end, code, streams.size, window)
         rows.extend((pids[rank], rank.device, int(s), int(c), int(t))
                     for s, c, t in zip(streams, count, total, strict=True) if c)
     return pd.DataFrame(rows, columns=["pid", "device", "stream", "kernels", "total_ns"])

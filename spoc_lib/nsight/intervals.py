@@ -69,7 +69,7 @@ def _pop(ends, owners, size):
 
 
 @numba.njit(cache=True, nogil=True)
-def _own(start, end, owner, boundaries, categories, watch, limits):
+def _own(start, end, code, owner, boundaries, categories, watch, limits):
     segments = boundaries.size - 1
     busy = np.zeros((segments, categories), dtype=np.int64)
     gap = np.zeros(segments, dtype=np.int64)
@@ -125,7 +125,7 @@ def _own(start, end, owner, boundaries, categories, watch, limits):
             break
         if start[i] >= last or (end[i] <= boundaries[0] and start[i] < boundaries[0]):
             continue
-        c = owner[i]
+        c = owner[code[i]]
         where = segment
         while where < segments - 1 and boundaries[where + 1] <= begin:
             where += 1
@@ -146,18 +146,34 @@ def _own(start, end, owner, boundaries, categories, watch, limits):
     return busy, gap, tail, watched, count, gaps, gap_sum
 
 
-def own(start: np.ndarray, end: np.ndarray, owner: np.ndarray, boundaries: np.ndarray, categories: int,
-        watch: int) -> Ownership:
+def own(start: np.ndarray, end: np.ndarray, code: np.ndarray, owner: np.ndarray, boundaries: np.ndarray,
+        categories: int, watch: int) -> Ownership:
     """Give every nanosecond between the first and last of `boundaries` (ascending, at least two) to the active
     category with the smallest index, or to idle.
 
-    start, end: int64 ns, sorted by start; an interval that ends before it starts has no length. owner: category
-    index of each. watch: the category whose hidden time is wanted. Intervals are clipped to the window.
+    start, end: int64 ns, sorted by start; an interval that ends before it starts has no length. owner[code[i]]:
+    category index of interval i. watch: the category whose hidden time is wanted. Intervals are clipped to the
+    window.
     """
-    boundaries = np.ascontiguousarray(boundaries, dtype=np.int64)
-    return Ownership(*_own(np.ascontiguousarray(start, dtype=np.int64), np.ascontiguousarray(end, dtype=np.int64),
-                           np.ascontiguousarray(owner, dtype=np.int64), boundaries, categories, watch,
-                           GAP_LIMITS_NS))
+    return Ownership(*_own(start, end, code, np.ascontiguousarray(owner, dtype=np.int64),
+                           np.ascontiguousarray(boundaries, dtype=np.int64), categories, watch, GAP_LIMITS_NS))
+
+
+@numba.njit(cache=True, nogil=True)
+def _sums(start, end, code, codes, low, high):
+    count = np.zeros(codes, dtype=np.int64)
+    total = np.zeros(codes, dtype=np.int64)
+    for i in range(start.size):
+        if start[i] < high and (end[i] > low or start[i] >= low):
+            count[code[i]] += 1
+            total[code[i]] += max(min(end[i], high) - max(start[i], low), 0)
+    return count, total
+
+
+def sums(start: np.ndarray, end: np.ndarray, code: np.ndarray, codes: int, window: tuple[int, int]
+         ) -> tuple[np.ndarray, np.ndarray]:
+    """(intervals, ns) by code in [0, codes), clipped to the window, overlaps counted twice."""
+    return _sums(start, end, code, codes, window[0], window[1])
 
 
 def union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

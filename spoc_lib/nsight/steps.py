@@ -19,6 +19,7 @@ from spoc_lib.nsight.trace import Activity, Rank, Trace
 
 #: step: the engine's own number, or a count; the batch's fields are null where the trace does not tell them.
 STEP_COLUMNS = ("step", "phase", "start_ns", "end_ns", *Batch._fields)
+_HINTS = {"decode": 1, "prefill": 2}  # bits
 _FEWEST_STEPS = 3  # fewer repeats of a pattern are no pattern
 
 
@@ -62,7 +63,7 @@ def _from_ranges(trace: Trace, ranges: list[Range]) -> Steps:
         own = by_pid.get(rank.global_pid)
         activity = trace.activities[rank]
         ids, starts = nvtx.launches(trace.source, rank.global_pid) if own else (np.empty(0), np.empty(0))
-        if own and ids.size:
+        if own and ids.size and activity.correlation.size:
             at = np.clip(np.searchsorted(ids, activity.correlation), 0, ids.size - 1)
             launched = np.where(ids[at] == activity.correlation, starts[at], -1)
         else:
@@ -109,17 +110,11 @@ def _from_kernels(trace: Trace, activity: Activity, rules: RuleBook) -> pd.DataF
     begins = begins[begins < len(activity)]
     if begins.size < _FEWEST_STEPS:
         return None
-    hints = np.array([{"decode": 1, "prefill": 2}.get(rules.phase_hint(name) or "", 0) if category == "attn" else 0
-                      for name, category in zip(trace.names, categories, strict=True)])[activity.name]
-    phases = [_phase(hints[a:b + 1]) for a, b in zip(begins, closes[1:], strict=True)]
+    hint = np.array([_HINTS.get(rules.phase_hint(name) or "", 0) if category == "attn" else 0
+                     for name, category in zip(trace.names, categories, strict=True)], dtype=np.uint8)
+    shown = np.bitwise_or.reduceat(hint[activity.name[:closes[-1] + 1]], begins)
+    phases = np.array(["unknown", "decode", "prefill", "mixed"], dtype=object)[shown]
     start = activity.start[begins]
     end = np.append(start[1:], activity.end[closes[-1]])
     frame = pd.DataFrame({"step": np.arange(begins.size), "phase": phases, "start_ns": start, "end_ns": end})
     return frame[frame.end_ns > frame.start_ns].reindex(columns=list(STEP_COLUMNS)).reset_index(drop=True)
-
-
-def _phase(hints: np.ndarray) -> str:
-    decode, prefill = bool((hints == 1).any()), bool((hints == 2).any())
-    if decode and prefill:
-        return "mixed"
-    return "decode" if decode else "prefill" if prefill else "unknown"

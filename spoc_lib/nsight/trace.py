@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.nsight import nsysrep
+from spoc_lib.nsight import nsysrep, nvtx
+from spoc_lib.nsight.gather import NameCodes, RankGatherer
 from spoc_lib.nsight.metadata import Metadata, read_metadata, refuse_without_kernels
 from spoc_lib.nsight.sources import ParquetSource, SqliteSource, TraceSource
-from spoc_lib.nsight.sqlitepages import NULL
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -42,7 +42,7 @@ class Rank:
 @dataclass(frozen=True)
 class Activity:
     """What one rank's GPU did, sorted by start. Times in ns of the trace's own clock; `name` indexes
-    `Trace.names`; `correlation` ties an activity to the launch in the same process."""
+    `Trace.names`; `correlation` ties an activity to the launch in the same process (empty where nothing asks)."""
 
     start: np.ndarray
     end: np.ndarray
@@ -102,12 +102,12 @@ def load_trace(source: TraceSource, *, accept_graph_mode: bool = False) -> Trace
                          f"it has neither StringIds nor any CUDA activity table (found: {_some(source.tables())})")
     if KERNEL not in source.tables():
         refuse_without_kernels(source, metadata)
-    parts = _Parts()
-    parts.add_kernels(source)
-    if not parts.rows:
+    reader = _Reader(source)
+    reader.kernels()
+    if not reader.gathered.rows:
         refuse_without_kernels(source, metadata)
-    parts.add_copies(source)
-    trace = parts.assemble(source, metadata)
+    reader.copies()
+    trace = reader.trace(metadata)
     metadata.check_graphs(trace, accept_graph_mode)
     return trace
 
@@ -116,93 +116,71 @@ def _some(tables: frozenset[str]) -> str:
     return ", ".join(sorted(tables)[:5]) or "no tables"
 
 
-class _Parts:
-    """Chunks of all activity tables, gathered rank by rank."""
+class _Reader:
+    """Reads all activity tables, chunk by chunk, into arrays by rank."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self.notes: list[str] = []
-        self._chunks: dict[Rank, list[tuple[np.ndarray, ...]]] = {}
-        self._synthetic: dict[str, int] = {}
-        self._negative = 0
+    def __init__(self, source: TraceSource) -> None:
+        self.source = source
+        self.gathered = RankGatherer()
+        self.names = NameCodes()
+        # the launches' ids only serve to tie kernels to NVTX ranges
+        self._correlate = nvtx.NVTX in source.tables()
 
-    def add_kernels(self, source: TraceSource) -> None:
-        names = source.columns(KERNEL)
-        column = next((c for c in ("demangledName", "shortName", "mangledName", "nameId") if c in names), None)
-        missing = [c for c in ("start", "end", "deviceId") if c not in names]
+    def kernels(self) -> None:
+        have = self.source.columns(KERNEL)
+        column = next((c for c in ("demangledName", "shortName", "mangledName") if c in have), None)
+        missing = [c for c in ("start", "end", "deviceId") if c not in have]
         if column is None or missing:
-            raise InputError("unknown-schema", f"{source.path}: table {KERNEL} lacks "
+            raise InputError("unknown-schema", f"{self.source.path}: table {KERNEL} lacks "
                              f"{', '.join(missing or ['demangledName'])}: this exporter version is not known")
-        for chunk in self._read(source, KERNEL, ("start", "end", "deviceId", column)):
-            self._put(chunk, chunk[3])
+        for chunk in self._read(KERNEL, column):
+            self._add(chunk, self.names.encode(chunk[column]))
 
-    def add_copies(self, source: TraceSource) -> None:
-        if MEMCPY in source.tables():
-            kinds = "copyKind" in source.columns(MEMCPY)
-            for chunk in self._read(source, MEMCPY, ("start", "end", "deviceId", *(["copyKind"] * kinds))):
-                codes = np.empty(chunk.shape[1], dtype=np.int64)
-                for kind in np.unique(chunk[3]).tolist() if kinds else [None]:
-                    label = _COPY_KINDS.get(kind, "other kind")
-                    where = chunk[3] == kind if kinds else slice(None)
-                    codes[where] = self._synthetic_code(f"[CUDA memcpy {label}]")
-                self._put(chunk, codes)
-        if MEMSET in source.tables():
-            for chunk in self._read(source, MEMSET, ("start", "end", "deviceId")):
-                self._put(chunk, np.full(chunk.shape[1], self._synthetic_code("[CUDA memset]"), dtype=np.int64))
+    def copies(self) -> None:
+        kind = "copyKind" if "copyKind" in self.source.columns(MEMCPY) else None
+        for chunk in self._read(MEMCPY, kind):
+            codes = np.empty(chunk["start"].size, dtype=np.int32)
+            kinds = chunk[kind] if kind else np.zeros(codes.size, dtype=np.int64)
+            for value in np.unique(kinds).tolist():
+                label = _COPY_KINDS.get(value, "of another kind")
+                codes[kinds == value] = self.names.synthetic(f"[CUDA memcpy {label}]")
+            self._add(chunk, codes)
+        for chunk in self._read(MEMSET):
+            self._add(chunk, np.full(chunk["start"].size, self.names.synthetic("[CUDA memset]"), dtype=np.int32))
 
-    def _synthetic_code(self, name: str) -> int:
-        """Negative codes, so that they never meet an id of StringIds."""
-        return self._synthetic.setdefault(name, -1 - len(self._synthetic))
+    def _read(self, table: str, extra: str | None = None) -> Iterator[dict[str, np.ndarray]]:
+        have = self.source.columns(table)
+        if not {"start", "end", "deviceId"} <= set(have):
+            return
+        optional = ("globalPid", "streamId", *(["correlationId"] if self._correlate else []))
+        wanted = ["start", "end", "deviceId", *([extra] if extra else []), *(c for c in optional if c in have)]
+        for chunk in self.source.integers(table, wanted):
+            yield dict(zip(wanted, chunk, strict=True))
 
-    def _read(self, source: TraceSource, table: str, columns: tuple[str, ...]) -> Iterator[np.ndarray]:
-        """Rows start, end, deviceId, the fourth of `columns` if given (else 0), globalPid, streamId, correlationId;
-        0 where the exporter has no such column or value."""
-        have = source.columns(table)
-        optional = [c for c in ("globalPid", "streamId", "correlationId") if c in have]
-        slots = [*range(len(columns)), *(("globalPid", "streamId", "correlationId").index(c) + 4 for c in optional)]
-        for chunk in source.integers(table, [*columns, *optional]):
-            full = np.zeros((7, chunk.shape[1]), dtype=np.int64)
-            full[slots] = chunk
-            full[full == NULL] = 0
-            yield full
+    def _add(self, chunk: dict[str, np.ndarray], codes: np.ndarray) -> None:
+        try:
+            self.gathered.add(chunk, codes)
+        except ValueError as error:
+            raise InputError("bad-table", f"{self.source.path} is damaged: {error}") from error
 
-    def _put(self, chunk: np.ndarray, codes: np.ndarray) -> None:
-        start, end, device, _, pid, stream, correlation = chunk
-        self.rows += start.size
-        self._negative += int(np.count_nonzero(end < start))
-        key = pid * 4096 + device  # devices of one process are few, and globalPid ends in 24 zero bits
-        for value in np.unique(key).tolist():
-            where = np.flatnonzero(key == value)
-            rank = Rank(int(pid[where[0]]), int(device[where[0]]))
-            self._chunks.setdefault(rank, []).append((
-                start[where], end[where], codes[where], stream[where].astype(np.int32),
-                correlation[where].astype(np.int64)))
-
-    def assemble(self, source: TraceSource, metadata: Metadata) -> Trace:
-        if self._negative:
-            self.notes.append(f"{self._negative} activities end before they start; they count as having no length")
-        codes = np.unique(np.concatenate([np.unique(part[2]) for parts in self._chunks.values() for part in parts]))
-        names = self._resolve(source, codes)
+    def trace(self, metadata: Metadata) -> Trace:
+        notes = list(metadata.notes)
+        if self.gathered.negative:
+            notes.append(f"{self.gathered.negative} activities end before they start; they count as having no length")
+        names = self._texts(notes)
         activities = {}
-        for rank in sorted(self._chunks):
-            parts = self._chunks.pop(rank)
-            start, end, code, stream, correlation = (np.concatenate(column) for column in zip(*parts, strict=True))
-            name = np.searchsorted(codes, code).astype(np.int32)
-            if np.any(start[1:] < start[:-1]):
-                order = np.argsort(start, kind="stable")
-                start, end, name, stream, correlation = (
-                    column[order] for column in (start, end, name, stream, correlation))
-            activities[rank] = Activity(start, end, name, stream, correlation)
-        return Trace(source, metadata, tuple(activities), activities, tuple(names), [*metadata.notes, *self.notes])
+        while (found := self.gathered.pop()) is not None:
+            pid, device, columns = found
+            activities[Rank(pid, device)] = Activity(*columns)
+        return Trace(self.source, metadata, tuple(sorted(activities)), activities, names, notes)
 
-    def _resolve(self, source: TraceSource, codes: np.ndarray) -> list[str]:
-        ids = [int(code) for code in codes if code >= 0]
-        known: dict[int, str] = {}
-        if "StringIds" in source.tables():
+    def _texts(self, notes: list[str]) -> tuple[str, ...]:
+        ids = list(self.names.ids())
+        strings: dict[int, str] = {}
+        if {"id", "value"} <= set(self.source.columns("StringIds")):
             for i in range(0, len(ids), 500):
-                known.update(source.rows("StringIds", ("id", "value"), {"id": ids[i:i + 500]}))
-        lost = [i for i in ids if i not in known]
+                strings.update(self.source.rows("StringIds", ("id", "value"), {"id": ids[i:i + 500]}))
+        lost = sum(i not in strings for i in ids)
         if lost:
-            self.notes.append(f"{len(lost)} kernel names are missing from StringIds; they appear as their ids")
-        synthetic = {code: name for name, code in self._synthetic.items()}
-        return [synthetic[int(c)] if c < 0 else known.get(int(c), f"kernel with name id {int(c)}") for c in codes]
+            notes.append(f"{lost} kernel names are missing from StringIds; they appear as their ids")
+        return tuple(self.names.texts(strings))

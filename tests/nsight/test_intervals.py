@@ -28,7 +28,7 @@ def instants(start, end):
 def test_every_nanosecond_has_one_owner(rows, bounds):
     start, end, owner = columns(rows)
     bounds = np.array(sorted(bounds))
-    result = own(start, end, owner, bounds, CATEGORIES, WATCH)
+    result = own(start, end, owner, np.arange(CATEGORIES), bounds, CATEGORIES, WATCH)
     for s, (low, high) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
         expected, watched = [0] * (CATEGORIES + 1), 0
         for t in range(low, high):
@@ -46,14 +46,15 @@ def test_every_nanosecond_has_one_owner(rows, bounds):
 
 
 def test_idle_at_a_segments_end_is_its_tail():
-    result = own(np.array([0, 20, 50]), np.array([10, 30, 60]), np.zeros(3, int), np.array([0, 50, 60]), 1, 0)
+    result = own(np.array([0, 20, 50]), np.array([10, 30, 60]), np.zeros(3, int), np.array([0]),
+                 np.array([0, 50, 60]), 1, 0)
     assert result.gap_ns.tolist() == [10, 0] and result.tail_ns.tolist() == [20, 0]
 
 
 def test_many_overlapping_intervals_grow_the_heap():
     n = 5000
     start = np.arange(n)
-    result = own(start, np.full(n, 2 * n), np.arange(n) % 12, np.array([0, 2 * n]), 12, 10)
+    result = own(start, np.full(n, 2 * n), np.arange(n) % 12, np.arange(12), np.array([0, 2 * n]), 12, 10)
     assert result.busy_ns[0, 0] == 2 * n
 
 

@@ -1,0 +1,188 @@
+"""Rows of activity tables, in the exporter's order, gathered by rank: compiled, a chunk at a time, compact."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from spoc_lib.nsight.sqlitepages import NULL
+
+_DENSE_IDS = 1 << 24  # name ids up to here are looked up in an array, larger ones in a dictionary
+_MOST_RANKS = 1 << 12
+
+
+@numba.njit(cache=True, nogil=True)
+def _rank_rows(pid, device, pids, devices, ranks, rank, null):
+    """rank[i]: index of (pid, device) among the known pairs; new pairs are appended. Returns their number, or -1
+    when there is no room for more."""
+    last = 0
+    for i in range(pid.size):
+        p = 0 if pid[i] == null else pid[i]
+        d = 0 if device[i] == null else device[i]
+        if not (last < ranks and pids[last] == p and devices[last] == d):
+            last = 0
+            while last < ranks and not (pids[last] == p and devices[last] == d):
+                last += 1
+            if last == ranks:
+                if ranks == pids.size:
+                    return -1
+                pids[ranks], devices[ranks] = p, d
+                ranks += 1
+        rank[i] = last
+    return ranks
+
+
+@numba.njit(cache=True, nogil=True)
+def _scatter(rank, at, start, end, code, stream, correlation, out_start, out_end, out_code, out_stream, out_correlation,
+             null):
+    """Write each row at its rank's next place; returns the rows that end before they start."""
+    negative = 0
+    for i in range(rank.size):
+        place = at[rank[i]]
+        at[rank[i]] = place + 1
+        out_start[place] = start[i]
+        out_end[place] = end[i]
+        negative += end[i] < start[i]
+        out_code[place] = code[i]
+        if stream.size:
+            out_stream[place] = 0 if stream[i] == null else stream[i]
+        if correlation.size:
+            out_correlation[place] = 0 if correlation[i] == null else correlation[i]
+    return negative
+
+
+@numba.njit(cache=True, nogil=True)
+def _encode(ids, lookup, known, codes):
+    """codes[i] = lookup[ids[i]]; ids that are new get the next code. Returns the number of codes."""
+    for i in range(ids.size):
+        code = lookup[ids[i]]
+        if code < 0:
+            code = known
+            lookup[ids[i]] = code
+            known += 1
+        codes[i] = code
+    return known
+
+
+class NameCodes:
+    """Dense codes for name ids, in order of appearance. Synthetic names get codes of the same range."""
+
+    def __init__(self) -> None:
+        self._lookup = np.full(1 << 10, -1, dtype=np.int32)
+        self._sparse: dict[int, int] = {}
+        self._synthetic: dict[str, int] = {}
+        self.size = 0
+
+    def encode(self, ids: np.ndarray) -> np.ndarray:
+        """Codes (int32) of the ids of StringIds."""
+        if not ids.size:
+            return np.empty(0, dtype=np.int32)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= _DENSE_IDS:
+            return self._encode_sparse(ids)
+        if high >= self._lookup.size:
+            grown = np.full(1 << (high + 1).bit_length(), -1, dtype=np.int32)
+            grown[:self._lookup.size] = self._lookup
+            self._lookup = grown
+        codes = np.empty(ids.size, dtype=np.int32)
+        self.size = _encode(ids, self._lookup, self.size, codes)
+        return codes
+
+    def _encode_sparse(self, ids: np.ndarray) -> np.ndarray:
+        unique, inverse = np.unique(ids, return_inverse=True)
+        codes = np.array([self._code(int(i)) for i in unique], dtype=np.int32)
+        return codes[inverse]
+
+    def _code(self, name_id: int) -> int:
+        if 0 <= name_id < self._lookup.size and self._lookup[name_id] >= 0:
+            return int(self._lookup[name_id])
+        if name_id not in self._sparse:
+            if 0 <= name_id < self._lookup.size:
+                self._lookup[name_id] = self.size
+                self.size += 1
+                return self.size - 1
+            self._sparse[name_id] = self.size
+            self.size += 1
+        return self._sparse[name_id]
+
+    def synthetic(self, name: str) -> int:
+        """The code of a name that no table holds (copies and fills)."""
+        if name not in self._synthetic:
+            self._synthetic[name] = self.size
+            self.size += 1
+        return self._synthetic[name]
+
+    def texts(self, strings: dict[int, str]) -> list[str]:
+        """The name of each code, given texts by id; ids without text appear as such."""
+        names = [""] * self.size
+        for name_id, code in self.ids().items():
+            names[code] = strings.get(name_id, f"kernel with name id {name_id}")
+        for name, code in self._synthetic.items():
+            names[code] = name
+        return names
+
+    def ids(self) -> dict[int, int]:
+        """{id of StringIds: code}."""
+        dense = np.flatnonzero(self._lookup >= 0)
+        return dict(zip(dense.tolist(), self._lookup[dense].tolist(), strict=True)) | self._sparse
+
+
+class RankGatherer:
+    """Activities by (globalPid, deviceId). `negative` counts those that end before they start."""
+
+    def __init__(self) -> None:
+        self._pids = np.zeros(_MOST_RANKS, dtype=np.int64)
+        self._devices = np.zeros(_MOST_RANKS, dtype=np.int64)
+        self._ranks = 0
+        self._parts: list[list[tuple[np.ndarray, ...]]] = []
+        self.rows = 0
+        self.negative = 0
+
+    def add(self, columns: dict[str, np.ndarray], codes: np.ndarray) -> None:
+        """One chunk: start, end, deviceId and, where the exporter has them, globalPid, streamId, correlationId."""
+        start = np.ascontiguousarray(columns["start"])
+        rows, none = start.size, np.empty(0, dtype=np.int64)
+        pid = columns.get("globalPid", np.zeros(rows, dtype=np.int64))
+        rank = np.empty(rows, dtype=np.int32)
+        ranks = _rank_rows(pid, columns["deviceId"], self._pids, self._devices, self._ranks, rank, NULL)
+        if ranks < 0:
+            raise ValueError(f"more than {_MOST_RANKS} pairs of process and device")
+        self._ranks = ranks
+        counts = np.bincount(rank, minlength=ranks)
+        edges = np.concatenate(([0], np.cumsum(counts)))
+        stream, correlation = columns.get("streamId", none), columns.get("correlationId", none)
+        out = (np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int32),
+               np.zeros(rows, np.int32), np.zeros(rows if correlation.size else 0, np.int64))
+        self.negative += _scatter(rank, edges[:-1].copy(), start, columns["end"], codes, stream, correlation, *out,
+                                  NULL)
+        self.rows += rows
+        self._parts += [[] for _ in range(ranks - len(self._parts))]
+        for index in range(ranks):
+            low, high = edges[index], edges[index + 1]
+            if high > low:  # copies, so that a rank's memory is freed with the rank
+                self._parts[index].append(tuple(column[low:high].copy() for column in out))
+
+    def pop(self) -> tuple[int, int, tuple[np.ndarray, ...]] | None:
+        """(globalPid, deviceId, (start, end, code, stream, correlation)) of one rank, sorted by start; each once.
+
+        correlation is empty where no chunk had one, and 0 where only some had.
+        """
+        while self._parts:
+            index = len(self._parts) - 1
+            parts = self._parts.pop()
+            if not parts:
+                continue
+            columns = [np.concatenate([part[k] for part in parts]) for k in range(4)]
+            rows = columns[0].size
+            if any(part[4].size for part in parts):
+                columns.append(np.concatenate([part[4] if part[4].size else np.zeros(part[0].size, np.int64)
+                                               for part in parts]))
+            else:
+                columns.append(np.empty(0, np.int64))
+            parts.clear()
+            start = columns[0]
+            if rows and np.any(start[1:] < start[:-1]):
+                order = np.argsort(start, kind="stable")
+                columns = [column[order] if column.size else column for column in columns]
+            return int(self._pids[index]), int(self._devices[index]), tuple(columns)
+        return None
