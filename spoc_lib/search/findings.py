@@ -10,9 +10,13 @@ if TYPE_CHECKING:
     from spoc_lib.search.result import StudyResult
 
 
+#: A front membership that is worth relying on.
+SURE = 0.9
+
+
 def sentences(result: StudyResult) -> list[str]:
     """One finding a sentence, the answer first."""
-    found = [_answer(result), _work(result)]
+    found = [_answer(result), _work(result), _stands(result)]
     if result.knee is not None:
         found += [_against_defaults(result), f"{pareto.KNEE_RULE[0].upper()}{pareto.KNEE_RULE[1:]}."]
     found += [_importance(result), *(c.sentence for c in result.confirmations), *result.extra]
@@ -54,12 +58,28 @@ def _work(result: StudyResult) -> str:
 
 def _against_defaults(result: StudyResult) -> str:
     if result.knee_trial == int(result.defaults["trial"]):
-        return "The defaults are the knee: no searched flag improves all objectives enough to leave them."
+        return "The defaults are the knee: nothing that was tried is told from them for the better."
     if result.defaults["output_tokens_per_s"] != result.defaults["output_tokens_per_s"]:
         return f"The defaults could not be measured ({result.defaults['failure_class']}), the knee could."
-    changes = [f"{row.label} {row.change_ratio:+.1%} ({row.better} is better)" for row in result.effects.itertuples()]
+    changes = [f"{row.label} {row.change_ratio:+.1%}{_range(row)} ({row.better} is better)"
+               for row in result.effects.itertuples()]
     missed = " The defaults miss the SLOs here." if result.defaults["state"] == "infeasible" else ""
     return "Against the defaults: " + ", ".join(changes) + "." + missed
+
+
+def _range(row: Any) -> str:
+    return "" if row.low is None or row.low != row.low else f" ({row.low:+.1%} to {row.high:+.1%} over user samples)"
+
+
+def _stands(result: StudyResult) -> str:
+    """Whether the front is more than noise."""
+    known = {trial: chance for trial, chance in result.probabilities.items() if trial in set(result.front["trial"])}
+    if not known:
+        return ""
+    sure = sum(chance >= SURE for chance in known.values())
+    knee = known.get(result.knee_trial)
+    return (f"{sure} of {len(known)} front trials are on the front with a probability of at least {SURE:.0%}"
+            + (f"; the knee with {knee:.0%}." if knee is not None else "."))
 
 
 def _importance(result: StudyResult) -> str:

@@ -14,9 +14,9 @@ from spoc_lib.config import Slo
 OBJECTIVES = ("output_tokens_per_s", "ttft_p95_s", "itl_p95_s")
 DIRECTIONS = ("maximize", "minimize", "minimize")
 _SIGNS = np.array([-1.0, 1.0, 1.0])
-#: Spans of an objective over the front narrower than this share of its value are noise: they are widened to it
-#: before the knee is looked for.
-KNEE_RESOLUTION = 0.02
+#: Differences of an objective below this share of its value decide nothing: spans of the front are widened to it
+#: before the knee is looked for, and two engines that differ by less are alike.
+RESOLUTION = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,15 @@ class Knee:
     rule: str
 
 
+def as_good_as(points: np.ndarray, point: np.ndarray) -> np.ndarray:
+    """(n,) whether each row is nowhere worse than `point` by more than RESOLUTION."""
+    losses, best = np.asarray(points, dtype=float) * _SIGNS, np.asarray(point, dtype=float) * _SIGNS
+    return (losses - best <= RESOLUTION * np.abs(best)).all(axis=1)
+
+
 KNEE_RULE = ("the knee is the feasible front point farthest below the plane that joins the worst corners, after each "
-             "objective is scaled to 0 (best on the front) … 1 (worst on the front)")
+             "objective is scaled to 0 (best on the front) … 1 (worst on the front); of trials that cannot be told "
+             f"from it (within {RESOLUTION:.0%} in every objective) the one that changes the fewest flags is taken")
 
 
 def knee(points: np.ndarray, member: np.ndarray) -> Knee | None:
@@ -132,7 +139,7 @@ def knee(points: np.ndarray, member: np.ndarray) -> Knee | None:
         return None
     losses = np.asarray(points, dtype=float)[rows] * _SIGNS
     best, worst = losses.min(axis=0), losses.max(axis=0)
-    span = np.maximum(worst - best, KNEE_RESOLUTION * np.abs(best))
+    span = np.maximum(worst - best, RESOLUTION * np.abs(best))
     scaled = (losses - best) / np.where(span > 0, span, 1.0)
     distance = (1.0 - scaled.sum(axis=1)) / np.sqrt(3.0)
     chosen = int(np.argmax(distance))

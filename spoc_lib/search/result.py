@@ -13,6 +13,7 @@ import pandas as pd
 from spoc_lib.config import Cluster
 from spoc_lib.search import pareto, recommend
 from spoc_lib.search.confirm import Confirmation
+from spoc_lib.search.repeats import Repeats
 from spoc_lib.search.space import Flags, FlagSpace
 
 MEASURED = ("complete", "infeasible")
@@ -38,6 +39,7 @@ class StudyResult:
     simulated: bool = True
     passport: dict[str, Any] | None = None
     probabilities: dict[int, float] = field(default_factory=dict)
+    repeats: Repeats | None = None
 
     @cached_property
     def front(self) -> pd.DataFrame:
@@ -47,9 +49,25 @@ class StudyResult:
 
     @cached_property
     def knee(self) -> dict[str, Any] | None:
-        """The recommended trial's row (see `pareto.KNEE_RULE`); None when no trial meets the SLOs."""
-        found = pareto.knee(self.trials[list(pareto.OBJECTIVES)].to_numpy(float), self.trials["on_front"].to_numpy())
-        return None if found is None else self.trials.iloc[found.index].to_dict()
+        """The recommended trial's row; None when no trial meets the SLOs.
+
+        By `pareto.KNEE_RULE`, then the plainest engine that cannot be told from that point: of all trials within
+        the SLOs that are nowhere worse than it by more than the resolution, the one that changes the fewest flags.
+        """
+        found = pareto.knee(self._points, self.trials["on_front"].to_numpy())
+        if found is None:
+            return None
+        feasible = (self.trials["state"] == "complete").to_numpy()
+        alike = np.flatnonzero(feasible & pareto.as_good_as(self._points, self._points[found.index]))
+        return self.trials.iloc[min(alike, key=self._changes)].to_dict()
+
+    @property
+    def _points(self) -> np.ndarray:
+        return self.trials[list(pareto.OBJECTIVES)].to_numpy(float)
+
+    def _changes(self, row: int) -> tuple[int, int]:
+        flags = orjson.loads(self.trials["flags"].iloc[row])
+        return sum(value != self.space.defaults[name] for name, value in flags.items()), row
 
     @property
     def knee_trial(self) -> int | None:
@@ -101,11 +119,17 @@ class StudyResult:
 
     @property
     def effects(self) -> pd.DataFrame:
-        """The recommendation against the defaults, an objective a row (empty without a measured trial)."""
+        """The recommendation against the defaults, an objective a row (empty without a measured trial).
+
+        `low`, `high`: range of `change_ratio` over samples of users (null where nothing was repeated)."""
         if self.chosen is None:
-            return pd.DataFrame(columns=["objective", "label", "better", "default", "chosen", "change_ratio"])
+            return pd.DataFrame(columns=["objective", "label", "better", "default", "chosen", "change_ratio", "low",
+                                         "high"])
         measured = self.defaults is not None and self.defaults["state"] in MEASURED
-        return recommend.effects(self.defaults if measured else None, self.chosen)
+        table = recommend.effects(self.defaults if measured else None, self.chosen)
+        if self.repeats is None or not measured:
+            return table.assign(low=None, high=None)
+        return table.merge(self.repeats.change(int(self.defaults["trial"]), int(self.chosen["trial"])), on="objective")
 
     @property
     def hypervolume(self) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,8 @@ from spoc_lib.search import confirm as confirming
 from spoc_lib.search import pareto
 from spoc_lib.search.importance import importances
 from spoc_lib.search.real import HttpEvaluator
-from spoc_lib.search.result import StudyResult
+from spoc_lib.search.repeats import repeat_front
+from spoc_lib.search.result import MEASURED, StudyResult
 from spoc_lib.search.space import FlagSpace, build_space, digest
 from spoc_lib.search.storage import storage_from_environment
 from spoc_lib.search.study import Progress, SearchStudy
@@ -148,9 +150,23 @@ def _search_twin(cluster: Cluster, profile: Profile, space: FlagSpace, script_fa
     reference = pareto.reference_point(cluster.slos)
     study.run(settings["trials"], progress=throttled(study, reference, progress))
     result = assemble(study, cluster, reference, passport=twin.engine(space.defaults).passport())
+    if profile.seeds > 1:
+        result = _with_repeats(result, twin, folder / "repeats", profile.seeds, progress)
     if settings["confirm"]:
         result.confirmations.extend(_confirmations(result, profile, space, script_factory, folder, progress))
     return finish(result, folder)
+
+
+def _with_repeats(result: StudyResult, twin: TwinEvaluator, folder: Path, seeds: int,
+                  progress: Progress | None) -> StudyResult:
+    """The front, the chosen trial and the defaults before other samples of users."""
+    front = [int(number) for number in result.front["trial"]]
+    wanted = [int(r["trial"]) for r in (result.defaults, result.chosen) if r is not None and r["state"] in MEASURED]
+    wanted = list(dict.fromkeys([*wanted, *front]))
+    if not wanted:
+        return result
+    repeats = repeat_front(result.trials, wanted, twin, folder, seeds, progress)
+    return replace(result, repeats=repeats, probabilities=repeats.probabilities(front, result.seed))
 
 
 def twin_study(twin: TwinEvaluator, space: FlagSpace, script_factory: ScriptFactory, folder: Path, seed: int,

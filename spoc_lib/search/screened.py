@@ -14,6 +14,8 @@ from spoc_lib.config import Cluster, Profile
 from spoc_lib.core.errors import InputError
 from spoc_lib.search import noise, pareto
 from spoc_lib.search.acquire import expected_gain
+from spoc_lib.search.avoid import CrashAvoidance, switched_on
+from spoc_lib.search.helptext import check_flags
 from spoc_lib.search.recalibrate import encode, fit, misled
 from spoc_lib.search.space import Flags, FlagSpace, flags_key
 from spoc_lib.search.storage import storage_from_environment
@@ -63,7 +65,8 @@ class ScreenedPlan:
     def next(self, study: SearchStudy, slot: int) -> Proposal | None:
         """The engine to launch next; None when the twin knows no further one."""
         answered = {flags_key(r["flags"]) for r in records(study) if r["state"] != "duplicate"}
-        open_ones = np.array([flags_key(s.flags) not in answered for s in self.pool], dtype=bool)
+        open_ones = np.array([flags_key(s.flags) not in answered and not (study.avoid and study.avoid(study, s.flags))
+                              for s in self.pool], dtype=bool)
         if not open_ones.any():
             return None
         asked = np.flatnonzero(open_ones)
@@ -125,11 +128,14 @@ def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_fac
     seed, users = settings["seed"], cluster.search.target_users
     reference = pareto.reference_point(cluster.slos)
     pool, notes = _screen(cluster, profile, space, script_factory, folder / "screen", seed, progress)
+    unchecked = check_flags(cluster, space, folder)
+    notes += [unchecked] if unchecked else []
     real = search.http_evaluator(cluster, profile, space, script_factory, users=users)
     plan = ScreenedPlan(space, pool, reference, settings["trials"], seed)
     workload = search.workload_digest(script_factory, users, real.duration_s, real.warmup_s)
     study = SearchStudy(space, real, folder, workload, seed, profile.search_population, [space.defaults],
-                        storage=storage_from_environment(), propose=plan)
+                        storage=storage_from_environment(), propose=plan,
+                        avoid=CrashAvoidance() if switched_on() else None)
     study.run(settings["trials"], launches=settings["trials"],
               progress=search.throttled(study, reference, progress))
     probabilities, sentences = noise_findings(study, cluster, seed)
