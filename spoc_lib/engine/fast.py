@@ -1,8 +1,218 @@
-"""The fast core behind the virtual clock."""
+"""The fast core behind the virtual clock: same decisions as the plain core, in extents and compiled.
+
+Python prepares turns ahead (what a user will send next does not depend on when), the compiled loop plays until it
+lacks one. With a queue limit it does depend, on refusals: then turns are prepared when they are due.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-def supports(engine) -> bool:
-    """Whether the fast core knows this engine's cache layout."""
-    return False
+import numpy as np
+
+from spoc_lib.engine import fast_state as fs
+from spoc_lib.engine.dialogue import Dialogue
+from spoc_lib.engine.fast_chains import MAX_DEPTH, Chains
+from spoc_lib.engine.memory import kv_windows
+from spoc_lib.engine.runlog import DONE, REFUSED, STEP_COLUMNS, WAITING, RunLog
+from spoc_lib.workload.script import ConversationScript, Turn, UserScript
+
+if TYPE_CHECKING:
+    from spoc_lib.engine.embedded import EmbeddedEngine
+
+_DEPTH = MAX_DEPTH + 1
+_REFUSAL = {2: ("context_length", 400), 3: ("queue_full", 503)}
+
+
+def supports(engine: EmbeddedEngine) -> bool:
+    """Whether the fast core knows this engine: at most one full and one sliding group (window above 1), a compiled
+    step time."""
+    windows = kv_windows(engine.model)
+    sliding = [window for window in windows if window]
+    return (len(sliding) <= 1 and len(windows) - len(sliding) <= 1 and all(window > 1 for window in sliding)
+            and hasattr(engine.step_time, "compiled"))
+
+
+class _User:
+    __slots__ = ("chain", "dialogue", "leaf", "max_model_len", "script", "turns")
+
+    def __init__(self, script: UserScript, max_model_len: int) -> None:
+        self.script = script
+        self.dialogue = Dialogue(script.user)
+        self.max_model_len = max_model_len
+        self.chain = self.leaf = 0
+        self.turns: list[Turn] = []
+
+    def answer(self) -> int:
+        """Tokens that the last prepared turn will get for a reply, if it is not turned away by a full queue."""
+        room = self.max_model_len - self.dialogue.prompt_tokens
+        return min(self.turns[-1].output_tokens, room) if room > 0 else 0
+
+
+class FastRun:
+    """Plays a script on the compiled core; see `virtual.play`."""
+
+    def __init__(self, engine: EmbeddedEngine, script: ConversationScript, users: int,
+                 frontend: Callable[[int], float]) -> None:
+        self.engine, self.frontend = engine, frontend
+        self.flags = engine.flags
+        self.ahead = self.flags.max_num_queued_reqs is None
+        self.users = [_User(one, engine.max_model_len) for one in script.users(users)]
+        self.chains = Chains(self.flags.block_size, 4096)
+        self.m = _allocate(engine, users, self.chains.table)
+        self.m.k[fs.K_AHEAD] = max(1, users // 8) if self.ahead else 0
+
+    def run(self, duration_s: float) -> RunLog:
+        from spoc_lib.engine.fast_loop import GROW, OVER, run, take_turn
+
+        self.m.times[1] = duration_s
+        for number in range(len(self.users)):
+            self._prepare(number)
+        self._sync()
+        for number in range(len(self.users)):
+            take_turn(self.m, number, 0.0)
+        if self.ahead:
+            self._prepare_missing()
+        while (why := run(self.m)) != OVER:
+            if why == GROW:
+                self._grow()
+            elif self.ahead:
+                self._prepare_missing()
+            else:
+                self._prepare_due()
+        return self._log(duration_s)
+
+    # turns
+
+    def _prepare_missing(self) -> None:
+        for number in np.flatnonzero(self.m.turns[:, fs.T_READY] == 0).tolist():
+            user = self.users[number]
+            user.dialogue.receive(user.answer())
+            self._prepare(number)
+        self.m.s[fs.S_UNREADY] = 0
+        self._sync()
+
+    def _prepare_due(self) -> None:
+        for number, tokens in self.m.replies[: self.m.s[fs.S_REPLIES]].tolist():
+            self.users[number].dialogue.receive(tokens)
+            self._prepare(number)
+        self._sync()
+
+    def _prepare(self, number: int) -> None:
+        user = self.users[number]
+        dialogue = user.dialogue
+        turn = user.script.next(dialogue.content_tokens)
+        user.turns.append(turn)
+        dialogue.send(turn)
+        if dialogue.begins:
+            user.chain = self.chains.open(dialogue.new)
+        else:
+            if dialogue.aligned:  # the history goes on where the reply was generated
+                user.chain = self.chains.adopt(user.chain, user.leaf)
+            self.chains.extend(user.chain, dialogue.new)
+        prompt = dialogue.prompt_tokens
+        user.leaf = self.chains.reply(user.chain, prompt)
+        self.m.turns[number] = user.leaf, prompt, turn.output_tokens, 1
+        self.m.turn_time[number] = turn.think_time_s, self.frontend(turn.prompt_tokens)
+
+    # arrays
+
+    def _sync(self) -> None:
+        if self.m.chains is not self.chains.table:
+            self.m = self.m._replace(chains=self.chains.table)
+
+    def _grow(self) -> None:
+        """Double the arrays that are half full; the compiled loop asks well before they are full."""
+        s = self.m.s
+        for name, used in (("pieces", s[fs.S_PIECES]), ("entries", s[fs.S_ENTRIES])):
+            self._double(name, int(used), 0)
+        self._double("request_log", int(s[fs.S_REQUESTS]), 0)
+        self._double("request_send", int(s[fs.S_REQUESTS]), 0)
+        self._double("token_log", int(s[fs.S_TOKENS]), 0)
+        self._double("step_log", int(s[fs.S_STEPS]), 0)
+
+    def _double(self, name: str, used: int, fill: int) -> None:
+        array = getattr(self.m, name)
+        if 2 * used < len(array):
+            return
+        longer = np.full((2 * len(array), *array.shape[1:]), fill, dtype=array.dtype)
+        longer[:used] = array[:used]
+        self.m = self.m._replace(**{name: longer})
+
+    # the log
+
+    def _log(self, duration_s: float) -> RunLog:
+        m, s = self.m, self.m.s
+        count = int(s[fs.S_REQUESTS])
+        made = [0] * len(self.users)
+        turns: list[Turn] = []
+        for user in m.request_log[:count, fs.Q_USER].tolist():
+            turns.append(self.users[user].turns[made[user]])
+            made[user] += 1
+        send_s = m.request_send[:count].tolist()
+        states = m.request_log[:count, fs.Q_STATE]
+        heap = sorted((float(m.heap_time[at]), *m.heap[at].tolist()) for at in range(int(s[fs.S_ARRIVALS])))
+        late = [user for _, _, user in heap if m.send[user] <= duration_s]  # on their way to the scheduler
+        turns += [self.users[user].turns[made[user]] for user in late]
+        send_s += [float(m.send[user]) for user in late]
+        pad = [fs.NONE] * len(late)
+        state = np.where(states == 1, DONE, np.where(states >= 2, REFUSED, WAITING)).astype(np.int8)
+        tokens = m.token_log[: s[fs.S_TOKENS]]
+        steps = m.step_log[: s[fs.S_STEPS]]
+        return RunLog(
+            turns, send_s, np.append(state, np.full(len(late), WAITING, dtype=np.int8)),
+            np.append(m.request_log[:count, fs.Q_CACHED], pad).astype(np.int64),
+            np.append(m.request_log[:count, fs.Q_ADMIT], pad).astype(np.int64),
+            tokens[:, 0].copy(), tokens[:, 1].copy(),
+            {name: steps[:, index].copy() for index, name in enumerate(STEP_COLUMNS)},
+            {number: _REFUSAL[code] for number, code in enumerate(states.tolist()) if code >= 2},
+        ).until(duration_s)
+
+
+def _allocate(engine: EmbeddedEngine, users: int, chains: np.ndarray) -> fs.State:
+    flags = engine.flags
+    longest = engine.max_model_len // flags.block_size + 2
+
+    def whole(*shape: int) -> np.ndarray:
+        return np.zeros(shape, dtype=np.int64)
+
+    compiled = engine.step_time.compiled(max(flags.max_num_batched_tokens, users))
+    scalars = whole(fs.S_COLUMNS)
+    scalars[[fs.S_LRU_HEAD, fs.S_LRU_TAIL, fs.S_PIECE_FREE, fs.S_ENTRY_FREE]] = fs.NONE
+    scalars[fs.S_UNHASHED] = engine.num_blocks - 1
+    margin = 2 * (24 * users + 2 * longest)
+    return fs.State(
+        k=_configuration(engine), s=scalars, times=np.zeros(2), pieces=whole(margin, fs.P_COLUMNS), chains=chains,
+        entries=whole(margin, fs.E_COLUMNS), requests=whole(users, fs.R_COLUMNS), turns=whole(users, fs.T_COLUMNS),
+        turn_time=np.zeros((users, 2)), send=np.zeros(users), running=whole(users), waiting=whole(2 * users),
+        heap_time=np.zeros(users), heap=whole(users, 2), replies=whole(users, 2), reply_time=np.zeros(users),
+        plan=whole(2, users, 3), plan_size=whole(2), sums=np.zeros((2, fs.B_COLUMNS)), hits=whole(2, longest, 3),
+        path=whole(_DEPTH, 2), scratch=whole(max(longest, users)), request_log=whole(4 * users + 4096, fs.Q_COLUMNS),
+        request_send=np.zeros(4 * users + 4096), token_log=whole(4 * users + 65536, 2),
+        step_log=np.zeros((8192, 2 + fs.B_COLUMNS)), table=compiled.table, coeffs=compiled.coeffs)
+
+
+def _configuration(engine: EmbeddedEngine) -> np.ndarray:
+    """The constants of a run, by `K_…`."""
+    flags, model = engine.flags, engine.model
+    windows = kv_windows(model)
+    window = max(windows)
+    size, max_len = flags.block_size, engine.max_model_len
+    depth = 2 if flags.async_scheduling else 1
+    in_flight = flags.max_num_batched_tokens * depth
+    retention = flags.prefix_cache_retention_interval
+    k = np.zeros(fs.K_COLUMNS, dtype=np.int64)
+    k[fs.K_BLOCK], k[fs.K_GROUPS] = size, len(windows)
+    k[fs.K_FULL] = windows.index(0) if 0 in windows else fs.NONE
+    k[fs.K_SLIDING] = windows.index(window) if window else fs.NONE
+    k[fs.K_WINDOW], k[fs.K_NEED] = window, -(-(window - 1) // size) if window else 0
+    k[fs.K_CAP] = -(-min(window - 1 + in_flight, max_len) // size) + 1
+    k[fs.K_POOL], k[fs.K_CACHING], k[fs.K_MAX_LEN] = engine.num_blocks - 1, flags.enable_prefix_caching, max_len
+    k[fs.K_BUDGET], k[fs.K_MAX_SEQS] = flags.max_num_batched_tokens, flags.max_num_seqs
+    k[fs.K_THRESHOLD], k[fs.K_RESERVE] = flags.long_prefill_token_threshold, flags.scheduler_reserve_full_isl
+    k[fs.K_DEPTH], k[fs.K_WATERMARK] = depth, int(flags.watermark * engine.num_blocks)
+    k[fs.K_RETENTION] = fs.NONE if retention is None else retention
+    k[fs.K_BATCH_WINDOW] = model.sliding_window or max_len
+    k[fs.K_QUEUE] = fs.NONE if flags.max_num_queued_reqs is None else flags.max_num_queued_reqs
+    return k
