@@ -43,7 +43,7 @@ def client_pids(folder: Path) -> list[int]:
 def wait_for_tokens(folder: Path) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        if list(folder.glob("client-*/partial.parquet.parts/*.parquet")):
+        if any(list(folder.glob(f"client-*/{name}.parquet.parts/*.parquet")) for name in ("partial", "chunks")):
             return
         time.sleep(0.1)
     raise AssertionError("no stream was seen")
