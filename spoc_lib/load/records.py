@@ -54,8 +54,9 @@ class Books:
     """Written by one client process. `flush_jobs` hands the buffered rows over, so that another thread may put
     them on disk (Arrow and fsync release the interpreter lock) while the users go on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, process: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._labels = orjson.dumps({"client": str(process)}).decode()
         self._planned = os.open(folder / PLANNED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         self._replies = folder / REPLIES
         self._replies.unlink(missing_ok=True)
@@ -96,7 +97,7 @@ class Books:
 
     def sample(self, time_s: float, values: Mapping[str, float]) -> None:
         """One client metric each (source `client`)."""
-        self._metrics.extend({"source": "client", "metric": name, "labels": "{}", "time_s": time_s, "value": value}
+        self._metrics.extend({"source": "client", "metric": name, "labels": self._labels, "time_s": time_s, "value": value}
                              for name, value in values.items())
 
     def take(self) -> dict[str, pa.Table]:

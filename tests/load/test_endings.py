@@ -16,6 +16,8 @@ import pytest
 from spoc_lib.load import FixedTurns, LoadPlan, read_run, run
 from spoc_lib.load.clientcheck import paced_server
 
+pytestmark = pytest.mark.slow
+
 
 def balanced(summary: dict) -> bool:
     return summary["planned"] == summary["completed"] + summary["failed"] + summary["censored"] > 0
