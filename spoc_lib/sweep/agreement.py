@@ -37,8 +37,15 @@ def compare(http: Mapping, twin: Mapping) -> pd.DataFrame:
 
 def sentence(table: pd.DataFrame, users: int) -> str:
     """The finding in words."""
-    worst = table.loc[table["ratio"].map(lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf).idxmax()]
+    worst = table.loc[table.apply(_strain, axis=1).idxmax()]
     agrees = "agree within their tolerances" if table["passed"].all() else \
         "part in " + ", ".join(table.loc[~table["passed"], "figure"])
-    return (f"At {users} users, real HTTP and the virtual clock {agrees} (largest difference: {worst['figure']}, "
-            f"{worst['ratio'] - 1:+.0%}).")
+    return (f"At {users} users, real HTTP and the virtual clock {agrees} (nearest to its tolerance: {worst['figure']}, "
+            f"{worst['http']:.4g} against {worst['twin']:.4g} {worst['unit']}).")
+
+
+def _strain(row: pd.Series) -> float:
+    """How much of its tolerance (or of its allowance, whichever is kinder) a figure uses up."""
+    by_ratio = abs(math.log(row["ratio"])) / math.log(row["tolerance"]) if row["ratio"] > 0 else math.inf
+    by_difference = abs(row["http"] - row["twin"]) / row["allowance"] if row["allowance"] else math.inf
+    return min(by_ratio, by_difference)

@@ -88,8 +88,7 @@ class RungBook:
             client_limited=record.client_limited, gap_cap_s=self.gap_cap_s, server=server)
         samples = RungSamples(record.requests, record.chunks, record.window, record.end_s)
         beside = [] if record.driver == "virtual" else reconcile(
-            record.requests, record.chunks, record.metrics, record.window, record.start_s,
-            record.end_s).to_dict("records")
+            record.requests, record.chunks, record.metrics, record.start_s, record.end_s).to_dict("records")
         problems = list(record.problems)
         if record.overhead_ratio is not None and record.overhead_ratio > 0.01:
             problems.append(f"answering scrapes took up to {record.overhead_ratio:.1%} of the server's time: "

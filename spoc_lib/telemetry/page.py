@@ -70,6 +70,7 @@ class PageReader:
             body += block
             if len(body) > LARGEST_BYTES:
                 raise http.client.HTTPException("the page is larger than 64 MiB")
+        response.close()  # `read1` leaves a fully read response open, and the connection with it
         if response.status != 200:
             raise http.client.HTTPException(f"HTTP status {response.status}")
         ended = time.monotonic()

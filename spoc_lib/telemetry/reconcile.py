@@ -15,20 +15,23 @@ TTFT_SLACK_S, TTFT_RATIO = 0.050, 1.15
 ITL_SLACK_S, ITL_RATIO = 0.002, 1.15
 TOKENS_RATIO = 1.02
 CACHED_SLACK = 0.02
+#: Beyond the rung's ends, where nothing happens any more and the counters stand still.
+SLACK_S = 2.0
 COLUMNS = ("figure", "unit", "client", "server_low", "server", "server_high", "difference", "agrees", "sentence")
 
 
-def reconcile(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float, float],
-              start_s: float, end_s: float) -> pd.DataFrame:
+def reconcile(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame, start_s: float,
+              end_s: float) -> pd.DataFrame:
     """One row a figure: what the client measured, what the server says, whether they agree, and a sentence.
 
-    Means are compared (a histogram's sum and count are exact), percentiles against the histogram's bucket:
-    `server_low` to `server_high` is all that it knows. Latencies over `window`; tokens and requests over the
-    whole rung (start_s, end_s), where both sides count the same things. A figure that the server does not
-    export is left out.
+    Over the whole rung (start_s to end_s, the recorder running before and after it): both sides then count the same
+    requests, and the counters stand still at the edges, so nothing depends on when a scrape fell. Means are compared (a
+    histogram's sum and count are exact), percentiles against the histogram's bucket: `server_low` to `server_high` is
+    all that it knows. A figure that the server does not export is left out.
     """
-    rows = [*_latency(requests, metrics, window), *_tokens(requests, chunks, metrics, start_s, end_s),
-            *_itl(chunks, metrics, window)]
+    span = (start_s - SLACK_S, end_s + SLACK_S)
+    rows = [*_latency(requests, metrics, span), *_itl(chunks, metrics, span),
+            *_tokens(requests, chunks, metrics, span)]
     return pd.DataFrame([row for row in rows if row], columns=list(COLUMNS))
 
 
@@ -40,12 +43,10 @@ def _row(figure: str, unit: str, client: float, server: float, low: float, high:
                 difference=client - server, agrees=bool(agrees), sentence=sentence + ("" if agrees else f": {part}"))
 
 
-def _latency(requests: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float, float]) -> list[dict]:
-    """TTFT: the server's histogram holds requests whose first token came in the window, so ours are those
-    too."""
-    histogram = histogram_increase(metrics, "vllm:time_to_first_token_seconds", *window)
+def _latency(requests: pd.DataFrame, metrics: pd.DataFrame, span: tuple[float, float]) -> list[dict]:
+    histogram = histogram_increase(metrics, "vllm:time_to_first_token_seconds", *span)
     first = requests["first_token_s"].to_numpy(float, na_value=np.nan)
-    inside = (first >= window[0]) & (first < window[1])
+    inside = ~np.isnan(first)
     if histogram is None or not histogram.count or not inside.any():
         return []
     ours = first[inside] - requests["send_s"].to_numpy(float, na_value=np.nan)[inside]
@@ -64,14 +65,14 @@ def _latency(requests: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float,
     return rows
 
 
-def _itl(chunks: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float, float]) -> list[dict]:
-    histogram = histogram_increase(metrics, "vllm:inter_token_latency_seconds", *window)
+def _itl(chunks: pd.DataFrame, metrics: pd.DataFrame, span: tuple[float, float]) -> list[dict]:
+    histogram = histogram_increase(metrics, "vllm:inter_token_latency_seconds", *span)
     if histogram is None or not histogram.count or not len(chunks):
         return []
     ordered = chunks.sort_values(["request", "time_s"], kind="stable")
     request, time_s = ordered["request"].to_numpy(), ordered["time_s"].to_numpy(float)
     tokens = ordered["tokens"].to_numpy(float)
-    later = np.flatnonzero((request[1:] == request[:-1]) & (time_s[1:] >= window[0]) & (time_s[1:] < window[1])) + 1
+    later = np.flatnonzero(request[1:] == request[:-1]) + 1
     if not later.size or not tokens[later].sum():
         return []
     mean = float((time_s[later] - time_s[later - 1]).sum() / tokens[later].sum())
@@ -80,11 +81,9 @@ def _itl(chunks: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float, float
                  "chunks are delayed, merged or counted differently between the two")]
 
 
-def _tokens(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame, start_s: float,
-            end_s: float) -> list[dict]:
+def _tokens(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame,
+            span: tuple[float, float]) -> list[dict]:
     rows = []
-    slack_s = 2.0  # the last scrape before and the first after: counters stand still there
-    span = (start_s - slack_s, end_s + slack_s)
     generated = counter_increase(metrics, "vllm:generation_tokens_total", *span)
     if generated:
         ours = float(chunks["tokens"].sum())

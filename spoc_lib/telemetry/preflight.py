@@ -1,0 +1,128 @@
+"""Before a sweep: which telemetry is there, what is missing, and what each lack costs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import requests
+
+from spoc_lib.telemetry import dcgm, prometheus
+from spoc_lib.telemetry.page import PageReader, ScrapeError
+from spoc_lib.telemetry.parse import BadPage, parse
+from spoc_lib.telemetry.recorder import EXPECTED_VLLM
+
+TIMEOUT_S = 3.0
+#: The counters must be fresh at least this often for a straggler to be found within 10 s.
+FRESH_S = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. required: a sweep without it has no server side; cost: of its lack ('' when it is there)."""
+
+    what: str
+    present: bool
+    required: bool
+    detail: str
+    cost: str = ""
+
+
+def preflight(vllm_url: str | None, dcgm_url: str | None, prometheus_url: str | None) -> list[Finding]:
+    """Look at the engine's page, dcgm-exporter's page and Prometheus; InputError for an address that is none."""
+    found = _engine(vllm_url)
+    found += _gpu(dcgm_url)
+    return found + _prometheus(prometheus_url)
+
+
+def _page(url: str) -> tuple[dict[str, list[tuple[str, float]]], str]:
+    """({metric: [(labels, value)]}, '') or ({}, reason)."""
+    reader = PageReader(url, TIMEOUT_S)
+    try:
+        page = reader.read()
+        samples: dict[str, list[tuple[str, float]]] = {}
+        for sample in parse(page.text):
+            samples.setdefault(sample.metric, []).append((sample.labels, sample.value))
+        return samples, ""
+    except (ScrapeError, BadPage) as error:
+        return {}, str(error)
+    finally:
+        reader.close()
+
+
+def _engine(url: str | None) -> list[Finding]:
+    cost = "queue, KV usage, cache hits and preemptions are unknown: what saturates cannot be told"
+    if not url:
+        return [Finding("engine metrics page", False, True, "no address given", cost)]
+    samples, reason = _page(url)
+    if not samples:
+        return [Finding("engine metrics page", False, True, f"{url}: {reason}", cost)]
+    lacking = [metric for metric in EXPECTED_VLLM if metric not in samples]
+    return [Finding("engine metrics page", True, True, f"{url}: {len(samples)} metrics"),
+            Finding("engine metrics complete", not lacking, True, ", ".join(lacking) or "all that a sweep reads",
+                    "what depends on them is left out" if lacking else "")]
+
+
+def _gpu(url: str | None) -> list[Finding]:
+    cost = "how busy, hot and fast each GPU is stays unknown, and a throttled GPU hidden"
+    if not url:
+        return [Finding("DCGM page", False, False, "no address given", cost)]
+    samples, reason = _page(url)
+    if not samples:
+        return [Finding("DCGM page", False, False, f"{url}: {reason}", cost)]
+    gpus = {labels for labels, _ in samples.get("DCGM_FI_DEV_SM_CLOCK", samples.get("DCGM_FI_DEV_GPU_TEMP", []))}
+    found = [Finding("DCGM page", True, False, f"{url}: {len(gpus)} GPUs")]
+    for counter in dcgm.COUNTERS:
+        values = [value for name in dcgm.aliases(counter.field) for _, value in samples.get(name, [])]
+        supported = [value for value in values if not dcgm.unsupported(value)]
+        detail = f"{len(supported)} of {len(values)} GPUs" if values else \
+            "not exported" + ("" if counter.default_on else ": off by default, use the workbench's counters file")
+        if values and not supported:
+            detail = "exported as 'not supported' (profiling fields need SYS_ADMIN)"
+        found.append(Finding(counter.field, bool(supported), False, detail, "" if supported else counter.cost))
+    return [*found, _freshness(url)]
+
+
+def _freshness(url: str) -> Finding:
+    """Does the exporter read its counters about once a second? Its energy counter moves even when a GPU idles."""
+    began, first = time.monotonic(), None
+    while time.monotonic() - began < FRESH_S:
+        samples, _ = _page(url)
+        energy = samples.get("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
+        if not energy:
+            return Finding("DCGM interval", False, False, "unknown: no energy counter to tell by",
+                           "counters may be 30 s old, the exporter's default")
+        if first is not None and energy != first:
+            return Finding("DCGM interval", True, False, f"values change within {FRESH_S:g} s")
+        first = first or energy
+        time.sleep(0.25)
+    return Finding("DCGM interval", False, False, f"values did not change for {FRESH_S:g} s: start it with -c 1000",
+                   "short events, such as a throttled GPU, are seen late or not at all")
+
+
+def _prometheus(url: str | None) -> list[Finding]:
+    cost = "telemetry is recorded by a direct scrape and ends with the run"
+    if not url:
+        return [Finding("Prometheus", False, False, "no address given", cost)]
+    client = prometheus.connect(url, TIMEOUT_S)
+    try:
+        skew_s = prometheus.clock_skew(client, TIMEOUT_S)
+        targets = requests.get(f"{client.url}/api/v1/targets?state=active",
+                               timeout=TIMEOUT_S).json()["data"]["activeTargets"]
+    except prometheus.PrometheusUnavailable as error:
+        return [Finding("Prometheus", False, False, error.message, cost)]
+    except (requests.exceptions.RequestException, ValueError, KeyError):
+        return [Finding("Prometheus", False, False, f"{url} does not answer as Prometheus does", cost)]
+    found = [Finding("Prometheus", True, False, f"{url}: {len(targets)} targets"),
+             Finding("clock of Prometheus", abs(skew_s) <= prometheus.SKEW_S, False, f"{skew_s:+.2f} s from this host",
+                     "" if abs(skew_s) <= prometheus.SKEW_S else "samples are shifted by it before use; run NTP on both hosts")]
+    for target in targets:
+        interval = prometheus.seconds(target.get("scrapeInterval", "")) or None
+        up, coarse = target["health"] == "up", interval is not None and interval > 2
+        detail = f"{target['health']}" + (f", every {interval:g} s" if interval else "") + \
+            (f": {target['lastError']}" if target.get("lastError") else "")
+        found.append(Finding(
+            f"target {target['labels'].get('job', '?')} {target['labels'].get('instance', '?')}", up and not coarse,
+            False, detail, "its series are missing" if not up else
+            "events shorter than the interval are not seen: scrape every second" if coarse else ""))
+    return found
