@@ -154,12 +154,14 @@ def _json(body: bytes) -> Any:
     except orjson.JSONDecodeError:
         pass
     try:  # the standard parser takes what it takes in vLLM (NaN), and words the fault
-        return json.loads(body)
+        data = json.loads(body)
+        json.dumps(data, ensure_ascii=False).encode()  # it lets halves of surrogate pairs through
+        return data
     except json.JSONDecodeError as error:
         fault = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {},
                  "ctx": {"error": error.msg}}
         raise _validation_error([fault]) from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (UnicodeError, RecursionError) as error:
         raise ApiError(400, "There was an error parsing the body", "Bad Request") from error
 
 

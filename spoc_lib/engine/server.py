@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ from spoc_lib.engine.server_text import PromptEncoder, Words
 from spoc_lib.workload.tokenizer import offline_tokenizer
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
+#: What the kernel keeps for a client that does not read; the default grows to megabytes.
+SEND_BUFFER_BYTES = 128 * 1024
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
@@ -127,6 +130,9 @@ class EmbeddedServer:
             response = _json(orjson.dumps({"detail": error.reason}), error.status)
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
+        except Exception:
+            traceback.print_exc()
+            response = _json(api.ApiError(500, "Internal server error", "InternalServerError").body(), 500)
         resource_of = request.match_info.route.resource
         self.metrics.http(resource_of.canonical if resource_of else "none", request.method, response.status,
                           request.content_length or 0, response.content_length or 0, time.monotonic() - start)
@@ -198,6 +204,7 @@ def listen(host: str, port: int) -> socket.socket:
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(kind, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
     try:
         listener.bind((host, port))
     except OSError as error:
