@@ -103,7 +103,8 @@ class Cluster(Strict):
     hardware: Hardware
     engine: Engine
     model: str
-    personas: str = "spoc"
+    personas: str = Field("spoc", description="a name in data/personas/ or the path of a YAML file")
+    corpus: str | None = Field(None, description="folder of text that stands for the monorepo; default: Python's library")
     flags: dict[str, FlagValue] = Field({}, description="vLLM flags held fixed in every launch, snake_case")
     search: SearchSpec = SearchSpec()
     ladder: LadderSpec

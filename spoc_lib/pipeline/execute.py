@@ -55,6 +55,7 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
     """One notebook through papermill into the run's folder, then its HTML. GateError when it did not finish."""
     import papermill
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     stage = STAGES[number]
@@ -72,6 +73,7 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
                 kernel_name="python3",
                 cwd=str(notebooks_dir()),
                 start_timeout=120,
+                config=Config({"KernelManager": {"transport": "ipc"}}),  # no ports: none to race for, none to listen in
             )
         except PapermillExecutionError as error:
             reason = f"{error.ename}: {error.evalue}"

@@ -7,6 +7,7 @@ warns about a name that it does not know; here a wrong type or an unknown name i
 from __future__ import annotations
 
 import ast
+import os
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -71,11 +72,11 @@ class Workload(Common):
     """Of the notebooks that play conversations."""
 
     personas: Text = ""
+    monorepo: Text = ""
     gap_cap_s: Amount = 0.0
 
 
 class P01(Workload):
-    monorepo: Text = ""
     users: Count = 0
 
 
@@ -165,5 +166,11 @@ def split_settings(settings: list[str], stages: list[str]) -> dict[str, dict[str
             known = sorted({f for n in stages for f in STAGES[n].parameters.model_fields} - set(Common.model_fields))
             raise InputError("unknown-parameter", f"--set {name}: no such parameter; use one of {', '.join(known)}")
         for number in takers:
-            chosen[number][name] = value
+            chosen[number][name] = _user_path(name, value)
     return chosen
+
+
+def _user_path(name: str, value: str) -> str:
+    """Notebooks run in their own folder, so a path given on the command line is made absolute."""
+    is_path = name in ("monorepo", "trace") or value.endswith((".yaml", ".yml"))
+    return os.path.abspath(os.path.expanduser(value)) if is_path and value else value

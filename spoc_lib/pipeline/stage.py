@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import shlex
 import shutil
 import time
@@ -46,7 +47,19 @@ class Stage:
         """The persona set: the `personas` parameter, else the cluster's."""
         from spoc_lib.workload.personas import load_personas
 
-        return load_personas(getattr(self.parameters, "personas", "") or self.cluster.personas)
+        return load_personas(self.cluster.personas)
+
+    @cached_property
+    def corpus(self):
+        """The text behind the prompts: the `monorepo` parameter, else the cluster's, else Python's own library."""
+        from spoc_lib.workload.corpus import Corpus
+
+        return Corpus.from_directory(self.cluster.corpus)
+
+    @property
+    def script(self):
+        """The conversations of salt 0."""
+        return self.script_factory(0)
 
     @property
     def gap_cap_s(self) -> float:
@@ -159,7 +172,7 @@ def begin(number: str, namespace: dict[str, Any]) -> Stage:
         run = Run.create(
             cluster.name, facts={"cluster": cluster.name, "profile": profile.name, "seed": parameters.seed}
         )
-    stage = Stage(number, run, parameters, cluster, profile)
+    stage = Stage(number, run, parameters, _with_workload(cluster, parameters), profile)
     _prepare(stage)
     run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters.model_dump())
     return stage
@@ -172,3 +185,10 @@ def _prepare(stage: Stage) -> None:
     if before["state"] == "done" or not same:
         shutil.rmtree(stage.folder, ignore_errors=True)
     stage.folder.mkdir(exist_ok=True)
+
+
+def _with_workload(cluster: config.Cluster, parameters: Common) -> config.Cluster:
+    """The cluster with the notebook's own personas and monorepo, where they are given."""
+    given = {"personas": getattr(parameters, "personas", ""), "corpus": getattr(parameters, "monorepo", "")}
+    chosen = {name: os.path.expanduser(value) for name, value in given.items() if value}
+    return cluster.model_copy(update=chosen)

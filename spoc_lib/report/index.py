@@ -65,7 +65,7 @@ def _capacity(folder: Path) -> tuple[str, str, str]:
     users = answer.get("max_users")
     label = "simulated" if answer.get("simulated") else "measured"
     shown = f"{users} ({label})" if users is not None else "unresolved"
-    slo = answer.get("binding_slo") or {}
+    slo = answer.get("binding") or {}
     stop = " ".join(str(slo[k]) for k in ("persona", "metric") if k in slo)
     flags = ", ".join(f"{k}={v}" for k, v in (answer.get("flags") or {}).items())
     return shown, stop or "–", flags or "defaults"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
+from spoc_lib.nsight.roofline import Verdict
 from spoc_lib.report import style
 
 
 def stacked(decomposition: pd.DataFrame) -> go.Figure:
-    """Share of the window by category, one bar a GPU. `decomposition`: table DECOMPOSITION, phase 'all'."""
-    part = decomposition[decomposition["phase"] == "all"]
-    if part.empty:
-        part = decomposition
+    """Share of the window by category, one bar a GPU. `decomposition`: table DECOMPOSITION, phases summed."""
+    part = decomposition.groupby(["pid", "device", "category"], observed=True, as_index=False)["busy_ns"].sum()
+    part["window_ns"] = part.groupby(["pid", "device"])["busy_ns"].transform("sum")
     gpu = "GPU " + part["device"].astype(str)
     if part.groupby("device")["pid"].nunique().max() > 1:
         gpu = gpu + " (pid " + part["pid"].astype(str) + ")"
@@ -26,10 +26,7 @@ def stacked(decomposition: pd.DataFrame) -> go.Figure:
                 x=share,
                 orientation="h",
                 name=name,
-                marker={
-                    "color": colour,
-                    "pattern": {"shape": style.PATTERNS[position % len(style.PATTERNS)], "fgopacity": 0.35},
-                },
+                marker=style.fill(colour, position),
                 hovertemplate=name + ": %{x:.1f} %<extra></extra>",
             )
     return figure.update_layout(
@@ -66,22 +63,49 @@ def kernel_timeline(kernels: pd.DataFrame) -> go.Figure:
     )
 
 
-def predictions(table: pd.DataFrame) -> go.Figure:
-    """Measured beside predicted time a step. `table`: columns category, measured_s, fp4_naive_s, w4a16_s."""
+def predictions(verdict: Verdict | None) -> go.Figure:
+    """Measured beside predicted time of a mean step on one GPU, by category."""
+    if verdict is None:
+        return go.Figure(layout={"title": {"text": "No roofline: the trace does not tell what its steps computed"}})
+    table = verdict.table[(verdict.table["phase"] == "all") & (verdict.table["measured_s"] > 0)]
     names = [style.KERNELS.get(c, (c, ""))[0] for c in table["category"]]
     figure = go.Figure()
     for position, (field, name) in enumerate(
-        (("measured_s", "measured"), ("fp4_naive_s", "roofline, FP4-naive"), ("w4a16_s", "roofline, W4A16"))
+        (
+            ("measured_s", "measured" if not verdict.simulated else "simulated"),
+            ("fp4_naive_s", "roofline, FP4-naive"),
+            ("w4a16_s", "roofline, W4A16"),
+        )
     ):
         figure.add_bar(
             x=names,
             y=table[field] * 1e3,
             name=name,
-            marker={
-                "color": (style.GREY, style.ORANGE, style.BLUE)[position],
-                "pattern": {"shape": ("", "/", "x")[position]},
-            },
+            marker=style.fill((style.GREY, style.ORANGE, style.BLUE)[position], position),
         )
     return figure.update_layout(
-        barmode="group", title="A step: measured against the roofline", yaxis_title="milliseconds a step"
+        barmode="group", title="A mean step against the roofline", yaxis_title="milliseconds a step"
     )
+
+
+def roofline_table(verdict: Verdict | None) -> pd.DataFrame:
+    """The roofline's rows of the mean step, longest first."""
+    if verdict is None:
+        return pd.DataFrame(columns=["category"])
+    rows = verdict.table[(verdict.table["phase"] == "all") & (verdict.table["measured_s"] > 0)]
+    rows = rows.sort_values("measured_s", ascending=False)
+    return pd.DataFrame(
+        {
+            "category": [style.KERNELS.get(c, (c, ""))[0] for c in rows["category"]],
+            "measured_ms": rows["measured_s"] * 1e3,
+            "roof_w4a16_ms": rows["w4a16_s"] * 1e3,
+            "roof_fp4_naive_ms": rows["fp4_naive_s"] * 1e3,
+            "binds": rows["binds"],
+            "share_of_roof": rows["of_roof"],
+        }
+    )
+
+
+def unknown_kernels(found: list[dict]) -> pd.DataFrame:
+    """Kernels without a rule, by time."""
+    return pd.DataFrame(found) if found else pd.DataFrame([{"name": "none: every kernel has a category"}])

@@ -104,7 +104,7 @@ def importances(table: pd.DataFrame) -> go.Figure:
             x=part["importance"],
             orientation="h",
             name=column(str(objective)).label,
-            marker={"color": style.SERIES[position], "pattern": {"shape": style.PATTERNS[position]}},
+            marker=style.fill(style.SERIES[position], position),
         )
     return figure.update_layout(
         barmode="group",
@@ -137,7 +137,9 @@ def slices(trials: pd.DataFrame, flag: str = "max_num_batched_tokens") -> go.Fig
 
 def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
     """How the trials ended: columns state, failure_class, trials, and one reason of each."""
-    groups = trials.assign(failure_class=trials["failure_class"].fillna("")).groupby(["state", "failure_class"], sort=False)
+    groups = trials.assign(failure_class=trials["failure_class"].fillna("")).groupby(
+        ["state", "failure_class"], sort=False
+    )
     return groups.agg(trials=("trial", "size"), example=("reason", "first")).reset_index()
 
 

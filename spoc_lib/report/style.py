@@ -5,6 +5,8 @@ Colours are Okabe and Ito's palette (safe for colour-blind readers); what a colo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 import plotly.io as pio
 
@@ -71,8 +73,9 @@ def activate() -> None:
             xaxis=axis,
             yaxis=axis,
             margin={"l": 64, "r": 24, "t": 48, "b": 48},
+            modebar={"bgcolor": "rgba(0,0,0,0)", "color": _INK},
             height=380,
-            legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+            legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0},
             hovermode="closest",
             scene={
                 name: {"gridcolor": _GRID, "backgroundcolor": "rgba(0,0,0,0)", "color": _INK}
@@ -83,6 +86,21 @@ def activate() -> None:
     )
     pio.templates.default = "spoc"
     pio.renderers.default = "plotly_mimetype"
+
+
+def fill(colour: str | Sequence[str], position: int) -> dict:
+    """Marker of a bar: its colour, and a hatching that says the same in black and white."""
+    shape = PATTERNS[position % len(PATTERNS)]
+    return {
+        "color": colour,
+        "pattern": {
+            "shape": shape,
+            "fillmode": "overlay",
+            "fgcolor": "rgba(255,255,255,0.7)",
+            "size": 7,
+            "solidity": 0.25,
+        },
+    }
 
 
 def cluster_colour(position: int) -> str:

@@ -88,7 +88,7 @@ def users(rungs: pd.DataFrame) -> go.Figure:
                 x=x,
                 y=part["in_flight_users"],
                 name="in flight",
-                marker={"color": style.ORANGE, "pattern": {"shape": "/"}},
+                marker=style.fill(style.ORANGE, 1),
             ),
             go.Bar(x=x, y=part["thinking_users"], name="thinking", marker={"color": style.BLUE}),
         ]

@@ -6,6 +6,7 @@ import html
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 
@@ -66,6 +67,8 @@ def cell(name: str, value: object) -> str:
         return "–"
     if isinstance(value, bool) or type(value).__name__ == "bool_":
         return "yes" if value else "no"
+    if isinstance(value, (int, np.integer)) and name not in COLUMNS:
+        return f"{value:,}"
     if isinstance(value, (int, float)) or hasattr(value, "dtype"):
         number = float(value) * column(name).scale
         return "∞" if math.isinf(number) else f"{number:,.{column(name).digits}f}"

@@ -72,6 +72,22 @@ class Audit:
         """Reused part of all prompt tokens with an infinite prefix cache, whole blocks of 16."""
         return self.sharing.hit_ratio
 
+    def findings(self) -> list[str]:
+        """The audit in sentences, the answer first."""
+        failed = [gate for gate in self.gates if not gate.passed]
+        in_use = self.gap_caps[self.gap_caps["in_use"]]
+        said = [f"All {len(self.gates)} gates hold: what {self.users} users ask for is what the personas intend."
+                if not failed else
+                f"{len(failed)} of {len(self.gates)} gates fail: "
+                + " ".join(f"{g.name}: {g.sentence}" for g in failed)]
+        said.append(f"{self.ideal_hit_ratio:.1%} of the prompt tokens were seen before; an infinite prefix cache would "
+                    f"serve them.")
+        if len(in_use):
+            row = in_use.iloc[0]
+            said.append(f"With think times capped at {row.gap_cap_s:g} s one request in flight stands for "
+                        f"{row.users_per_request:.1f} users.")
+        return said
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for audit.json."""
         return {
@@ -140,7 +156,7 @@ def gap_caps(script: ConversationScript, users: int, turns: int, pace: Pace, cap
 
 def _quantities(script: ConversationScript, personas: PersonaSet, played: list[Played]) -> pd.DataFrame:
     scale, cap = getattr(script, "scale", 1.0), getattr(script, "gap_cap_s", np.inf)
-    collected = _collect(played)
+    collected = _collect(played, {persona.name: persona.opening_turns for persona in personas.personas})
     rows = []
     for persona in personas.personas:
         for quantity, field, factor, most in (
@@ -157,8 +173,9 @@ def _quantities(script: ConversationScript, personas: PersonaSet, played: list[P
     return pd.DataFrame(rows)
 
 
-def _collect(played: list[Played]) -> dict[tuple[str, str], list[float]]:
-    """Realised values by persona and quantity. Openings in mid-conversation are left out: their gap is a remainder."""
+def _collect(played: list[Played], opening_turns: dict[str, int]) -> dict[tuple[str, str], list[float]]:
+    """Realised values by persona and quantity. A first turn in mid-conversation is left out (its gap is a remainder),
+    and so is the growth of turns that load files."""
     values: dict[tuple[str, str], list[float]] = {}
     before: dict[int, tuple[int, int]] = {}
 
@@ -174,7 +191,8 @@ def _collect(played: list[Played]) -> dict[tuple[str, str], list[float]]:
             gap = "gap after a tool, s" if turn.kind == "agent" else "gap before a human turn, s"
             if turn.user in before:
                 put(turn.persona, gap, turn.think_time_s)
-        if not turn.starts and before.get(turn.user, (-1, 0))[0] == turn.conversation:
+        opened = turn.turn > opening_turns.get(turn.persona, 0)
+        if opened and not turn.starts and before.get(turn.user, (-1, 0))[0] == turn.conversation:
             put(turn.persona, "growth a turn, tokens", turn.prompt_tokens - before[turn.user][1])
         before[turn.user] = (turn.conversation, turn.prompt_tokens)
     return values

@@ -59,8 +59,9 @@ def test_names_of_a_hand_run_notebook_are_left_alone():
 
 
 def test_settings_go_to_the_notebooks_that_know_them():
-    chosen = parameters.split_settings(["monorepo=/src", "users=8"], ["01", "03", "04"])
-    assert chosen == {"01": {"monorepo": "/src", "users": "8"}, "03": {}, "04": {"users": "8"}}
+    chosen = parameters.split_settings(["monorepo=/src", "users=8"], ["01", "03", "04", "05"])
+    both = {"monorepo": "/src", "users": "8"}
+    assert chosen == {"01": both, "03": {"monorepo": "/src"}, "04": both, "05": {}}
     with pytest.raises(InputError, match="no such parameter"):
         parameters.split_settings(["monorepoo=/src"], ["01"])
     with pytest.raises(InputError, match="name=value"):

@@ -1,0 +1,102 @@
+"""A trace examined: decomposition, roofline where the trace tells its batches, and the findings in sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from spoc_lib.config import GpuSpec, ModelSpec
+from spoc_lib.core.errors import InputError
+from spoc_lib.nsight.categories import TITLES
+from spoc_lib.nsight.decompose import Decomposition, decompose
+from spoc_lib.nsight.excerpt import excerpt
+from spoc_lib.nsight.roofline import Verdict, roofline
+
+#: Shortest and longest stretch that is drawn kernel by kernel.
+_LEAST_NS, _MOST_NS = 2_000_000, 60_000_000
+
+
+@dataclass(frozen=True)
+class Examination:
+    """decomposition; verdict: the roofline's, or None with the `reason` why the trace cannot be held against it."""
+
+    path: Path
+    decomposition: Decomposition
+    verdict: Verdict | None
+    reason: str
+
+    @property
+    def simulated(self) -> bool:
+        return self.decomposition.simulated
+
+    def few_steps(self, count: int = 3) -> pd.DataFrame:
+        """Kernels of `count` steps from the middle of the window (`excerpt`), or of a few ms where there are no steps."""
+        first, last = self.decomposition.window_ns
+        steps = self.decomposition.steps
+        start, end = (first + last) // 2, (first + last) // 2 + _LEAST_NS
+        if len(steps):
+            order = steps.sort_values("start_ns").drop_duplicates("step")
+            chosen = order.iloc[len(order) // 2 : len(order) // 2 + count]
+            start, end = int(chosen.start_ns.min()), int((chosen.start_ns + chosen.duration_ns).max())
+        return excerpt(self.path, start, min(end, start + _MOST_NS))
+
+    def phases(self) -> pd.DataFrame:
+        """One row a phase of the engine's steps: steps, mean and p95 duration, share without any kernel."""
+        return pd.DataFrame(self.decomposition.step_summary())
+
+    def top_kernels(self, count: int = 12) -> pd.DataFrame:
+        """The kernels that take longest, over all GPUs: category, name, launches, total and share of the window."""
+        window = self.decomposition.window_s * len(self.decomposition.totals())
+        table = (
+            self.decomposition.kernels.groupby(["category", "name"], observed=True, as_index=False)
+            .agg(kernels=("kernels", "sum"), total_ns=("total_ns", "sum"))
+            .nlargest(count, "total_ns")
+        )
+        return pd.DataFrame(
+            {
+                "category": table["category"],
+                "kernel": table["name"].str.slice(0, 90),
+                "launches": table["kernels"],
+                "total_ms": table["total_ns"] / 1e6,
+                "share_of_window": table["total_ns"] / 1e9 / window,
+            }
+        )
+
+    def findings(self) -> list[str]:
+        """The examination in sentences, the answer first."""
+        shares = self.decomposition.shares().mean().sort_values(ascending=False)
+        busiest = [name for name in shares.index if name != "idle"][:3]
+        named = ", ".join(f"{TITLES.get(c, c)} {shares[c]:.0%}" for c in busiest)
+        kind = "a simulated trace" if self.simulated else "a real trace"
+        said = [
+            f"In {kind} of {self.decomposition.window_s:.3g} s on {len(self.decomposition.totals())} GPUs the time "
+            f"goes to {named}; {shares['idle']:.0%} is idle."
+        ]
+        said += list(self.verdict.sentences) if self.verdict else [f"No roofline: {self.reason}."]
+        if self.decomposition.unknown_kernels:
+            top = self.decomposition.unknown_kernels[0]
+            said.append(
+                f"{len(self.decomposition.unknown_kernels)} kernel names match no rule; the longest is {top['name'][:60]}."
+            )
+        return said
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "trace": self.path.name,
+            "simulated": self.simulated,
+            "decomposition": self.decomposition.to_dict(),
+            "verdict": self.verdict and self.verdict.to_dict(),
+            "no_verdict": self.reason or None,
+        }
+
+
+def examine(path: str | Path, model: ModelSpec, gpu: GpuSpec) -> Examination:
+    """Decompose a trace and hold it against the roofline of `model` on `gpu`; InputError where it cannot be read."""
+    found = decompose(path)
+    try:
+        return Examination(Path(path), found, roofline(found, model, gpu), "")
+    except InputError as error:
+        return Examination(Path(path), found, None, error.message)

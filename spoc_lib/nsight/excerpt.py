@@ -1,0 +1,39 @@
+"""A short stretch of a trace, kernel by kernel, for drawing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from spoc_lib.nsight.categories import classify
+from spoc_lib.nsight.trace import load_trace, open_source
+
+
+def excerpt(path: str | Path, start_ns: int, end_ns: int, *, most: int = 6000) -> pd.DataFrame:
+    """What runs in [start_ns, end_ns) on the trace's clock: columns pid, device, start_s and duration_s (seconds
+    from `start_ns`), category, name. At most `most` rows a trace, an equal number a GPU, the earliest first."""
+    with open_source(path) as source:
+        trace = load_trace(source, accept_graph_mode=True)
+        categories = classify(trace.names)
+        names = np.array(trace.names, dtype=object)
+        parts = []
+        for rank, activity in trace.activities.items():
+            inside = np.flatnonzero((activity.start >= start_ns) & (activity.start < end_ns))[
+                : most // len(trace.ranks)
+            ]
+            name = names[activity.name[inside]]
+            parts.append(
+                pd.DataFrame(
+                    {
+                        "pid": rank.pid,
+                        "device": rank.device,
+                        "start_s": (activity.start[inside] - start_ns) / 1e9,
+                        "duration_s": np.maximum(activity.end[inside] - activity.start[inside], 0) / 1e9,
+                        "category": [categories[n] for n in name],
+                        "name": name,
+                    }
+                )
+            )
+    return pd.concat(parts, ignore_index=True)

@@ -1,0 +1,52 @@
+"""The trace that notebook 04 examines: the user's own, or the twin's at the capacity limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spoc_lib.core.errors import InputError
+from spoc_lib.pipeline.stage import Stage
+
+
+def trace_at_limit(stage: Stage) -> tuple[Path, str]:
+    """(path, where it comes from, in a sentence). The `trace` parameter wins; else an embedded cluster plays its
+    users on the virtual clock and writes the steps of the steady window as a kernel trace."""
+    given = stage.parameters.trace
+    if given:
+        return Path(given), f"The trace {Path(given).name} was given as a parameter."
+    if not stage.cluster.simulated:
+        raise InputError(
+            "no-trace",
+            f"cluster '{stage.cluster.name}' is a real engine: capture a trace at the limit "
+            f"(spoc nsight plan {stage.cluster.name}) and pass it with --set trace=FILE",
+        )
+    return _simulated(stage)
+
+
+def _simulated(stage: Stage) -> tuple[Path, str]:
+    from spoc_lib.engine import virtual
+    from spoc_lib.engine.embedded import EmbeddedEngine
+    from spoc_lib.engine.kerneltrace import write_trace
+
+    users, origin = _users(stage)
+    engine = EmbeddedEngine.from_cluster(stage.cluster, stage.flags())
+    warmup = stage.profile.warmup_s
+    stage.progress(f"playing {users} users for {warmup + stage.profile.trace_s:g} simulated seconds")
+    run = virtual.play(
+        stage.script, users, engine=engine, duration_s=warmup + stage.profile.trace_s, warmup_s=warmup, seed=stage.seed
+    )
+    path = stage.folder / "limit.sqlite"
+    write_trace(path, engine, run.steps, *run.window)
+    return path, (
+        f"Simulated: the embedded engine wrote {stage.profile.trace_s:g} s of its steps at {users} users "
+        f"({origin}), {warmup:g} s after the start."
+    )
+
+
+def _users(stage: Stage) -> tuple[int, str]:
+    if stage.parameters.users:
+        return stage.parameters.users, "given as a parameter"
+    swept = stage.result_of("03")
+    if swept and swept.get("max_users"):
+        return int(swept["max_users"]), "the limit that the sweep of this run found"
+    return stage.cluster.search.target_users, "the cluster's target, since this run has no sweep"

@@ -1,0 +1,264 @@
+"""The engineer's part of the verdict: tables over runs, each row from an artefact of its run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from spoc_lib.report.verdict import Answer, ratio, sentences, table
+from spoc_lib.sweep.fit import cross, margins
+
+#: Limits at which the comparison is judged again, as multiples of the cluster's own.
+FACTORS = (0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 4.0)
+_AT_LIMIT = [
+    "users",
+    "output_tokens_per_s",
+    "ttft_p50_s",
+    "ttft_p95_s",
+    "itl_p50_s",
+    "itl_p95_s",
+    "cached_ratio",
+    "kv_usage_ratio",
+    "sm_active_ratio",
+    "dram_active_ratio",
+    "thinking_users",
+    "in_flight_users",
+    "preemptions",
+]
+
+
+def ratio_curve(answers: list[Answer]) -> pd.DataFrame:
+    """Capacity under other limits, from the same rungs: columns metric, factor, limit_s, cluster, users, low, high.
+
+    One metric's limit is scaled at a time; the others stay. `users` is inf where no rung misses, 0 where all do.
+    """
+    rows = []
+    for answer in answers:
+        valid = answer.rungs.loc[
+            (answer.rungs["verdict"] != "invalid") & (answer.rungs["driver"] == _driver(answer)), "rung"
+        ]
+        slo = answer.slo[answer.slo["rung"].isin(valid)]
+        level = answer.capacity.get("level", 0.9)
+        for metric in sorted(slo["metric"].unique()):
+            own = float(slo.loc[slo["metric"] == metric, "limit_s"].min())
+            for factor in FACTORS:
+                moved = slo.assign(limit_s=np.where(slo["metric"] == metric, slo["limit_s"] * factor, slo["limit_s"]))
+                found = cross(margins(moved, level), level)
+                rows.append(
+                    {
+                        "metric": metric,
+                        "factor": factor,
+                        "limit_s": own * factor,
+                        "cluster": answer.cluster.name,
+                        "users": found.users,
+                        "low": found.low,
+                        "high": found.high,
+                    }
+                )
+    return pd.DataFrame(rows, columns=["metric", "factor", "limit_s", "cluster", "users", "low", "high"])
+
+
+def ratio_table(curve: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
+    """Ratio of two clusters by metric and limit, where both are known: columns metric, limit_s, ratio, low, high."""
+    a, b = (curve[curve["cluster"] == name].set_index(["metric", "limit_s"]) for name in (first, second))
+    both = a.join(b, how="inner", lsuffix="_a", rsuffix="_b")
+    known = both[
+        np.isfinite(both["users_a"]) & np.isfinite(both["users_b"]) & (both["users_a"] > 0) & (both["users_b"] > 0)
+    ]
+    return pd.DataFrame(
+        {
+            "ratio": known["users_a"] / known["users_b"],
+            "low": known["low_a"] / known["high_b"],
+            "high": known["high_a"] / known["low_b"].replace(0, math.nan),
+        }
+    ).reset_index()
+
+
+def ratio_findings(curve: pd.DataFrame, answers: list[Answer]) -> list[str]:
+    """How far the ratio of the first two clusters moves with the limits."""
+    if len(answers) < 2:
+        return ["One cluster only: run a second one to compare."]
+    names = [answers[0].cluster.name, answers[1].cluster.name]
+    said = []
+    for metric, rows in ratio_table(curve, *names).groupby("metric"):
+        least, most = rows.loc[rows["ratio"].idxmin()], rows.loc[rows["ratio"].idxmax()]
+        said.append(
+            f"Over limits on {str(metric).upper()} from {rows['limit_s'].min():g} s to {rows['limit_s'].max():g} s "
+            f"{names[0]} holds {least['ratio']:.2f} (at {least['limit_s']:g} s) to {most['ratio']:.2f} times (at "
+            f"{most['limit_s']:g} s) the users of {names[1]}."
+        )
+    return said or ["The rungs do not reach far enough to judge other limits."]
+
+
+def at_the_limit(answers: list[Answer]) -> pd.DataFrame:
+    """The valid rung nearest to each cluster's limit."""
+    rows = []
+    for answer in answers:
+        valid = answer.rungs[answer.rungs["driver"] == _driver(answer)]
+        if len(valid):
+            nearest = valid.loc[(valid["users"] - (answer.users or 0)).abs().idxmin()]
+            rows.append({"cluster": answer.cluster.name, **{name: nearest[name] for name in _AT_LIMIT}})
+    return pd.DataFrame(rows, columns=["cluster", *_AT_LIMIT])
+
+
+def causes(answers: list[Answer]) -> list[str]:
+    """What saturates on each cluster, and the three lessons asked of it."""
+    said = []
+    for answer in answers:
+        saturated = answer.capacity.get("saturated")
+        if saturated:
+            said.append(
+                f"{answer.cluster.name}: {saturated['resource'].replace('_', ' ')}: {saturated['evidence'][0]}."
+            )
+        said += [f"{answer.cluster.name}: {lesson['sentence']}" for lesson in answer.capacity.get("lessons", [])]
+    return said
+
+
+def flags_table(answers: list[Answer]) -> pd.DataFrame:
+    """What the search recommends otherwise than the engine's defaults, and its effect."""
+    rows = []
+    for answer in answers:
+        for change in (answer.search or {}).get("changed", []):
+            rows.append({"cluster": answer.cluster.name, **change})
+    return pd.DataFrame(rows, columns=["cluster", "flag", "default", "chosen"])
+
+
+def commands(answers: list[Answer]) -> list[str]:
+    """The ready command of each cluster."""
+    return [
+        f"{a.cluster.name}: {a.search['command']}"
+        if a.search
+        else f"{a.cluster.name}: no search in this run, vLLM's defaults were swept."
+        for a in answers
+    ]
+
+
+def kernel_table(answers: list[Answer]) -> pd.DataFrame:
+    """Share of GPU time by kernel category, mean over GPUs, in percent; one row a cluster."""
+    rows = []
+    for answer in answers:
+        devices = ((answer.nsight or {}).get("decomposition") or {}).get("devices", [])
+        if devices:
+            window = sum(d["window_s"] for d in devices)
+            busy = {c: 100 * sum(d["busy_s"][c] for d in devices) / window for c in devices[0]["busy_s"]}
+            idle = 100 * sum(d["idle_s"] for d in devices) / window
+            kind = "simulated" if answer.nsight["simulated"] else "measured"
+            rows.append(
+                {
+                    "cluster": answer.cluster.name,
+                    "trace": kind,
+                    **{c: v for c, v in busy.items() if v >= 0.05},
+                    "idle": idle,
+                }
+            )
+    return pd.DataFrame(rows).fillna(0.0) if rows else pd.DataFrame(columns=["cluster", "trace"])
+
+
+def kernel_findings(answers: list[Answer]) -> list[str]:
+    """The roofline's sentences of each cluster."""
+    return [
+        f"{a.cluster.name}: {sentence}"
+        for a in answers
+        for sentence in ((a.nsight or {}).get("findings") or ["no trace was examined."])
+    ]
+
+
+def gates(answers: list[Answer]) -> pd.DataFrame:
+    """Whether each run may be believed: one row a gate."""
+    rows = []
+    for answer in answers:
+        name = answer.cluster.name
+        if answer.workload:
+            failed = [g["name"] for g in answer.workload["gates"] if not g["passed"]]
+            rows.append(
+                (name, "workload audit", not failed, "; ".join(failed) or f"{len(answer.workload['gates'])} gates hold")
+            )
+        invalid = answer.rungs[answer.rungs["verdict"] == "invalid"]
+        rows.append(
+            (
+                name,
+                "rungs valid",
+                invalid.empty,
+                "; ".join(invalid["reason"])
+                or f"all {len(answer.rungs)} rungs: planned = completed + failed + censored, Little's law holds",
+            )
+        )
+        compared = answer.capacity.get("twin_vs_http")
+        if compared:
+            rows.append((name, "twin against real HTTP", bool(compared["passed"]), compared["sentence"]))
+        for item in (answer.search or {}).get("confirmations", []):
+            rows.append((name, f"{item['role']} confirmed over HTTP", bool(item["agrees"]), item["sentence"]))
+        problems = answer.capacity.get("problems") or []
+        rows.append((name, "telemetry complete", not problems, "; ".join(problems) or "nothing missing"))
+    return pd.DataFrame(rows, columns=["cluster", "gate", "passed", "finding"])
+
+
+def passports(answers: list[Answer]) -> pd.DataFrame:
+    """What stands behind the numbers of each run: one row a fact."""
+    rows = []
+    for answer in answers:
+        name, passport = answer.cluster.name, answer.capacity.get("passport")
+        if not passport:
+            rows.append((name, "measured", "on a real engine; no model stands between"))
+            continue
+        for key, value in passport.items():
+            if value not in (None, [], {}):
+                rows.append((name, key.replace("_", " "), _flat(value)))
+    return pd.DataFrame(rows, columns=["cluster", "fact", "value"])
+
+
+def provenance_table(answers: list[Answer]) -> pd.DataFrame:
+    """Versions, git state, machine, parameters and time of each run's stages."""
+    rows = []
+    for answer in answers:
+        for stage, result in (
+            ("01", answer.workload),
+            ("02", answer.search),
+            ("03", answer.sweep),
+            ("04", answer.nsight),
+        ):
+            if result:
+                made = result["provenance"]
+                rows.append(
+                    {
+                        "run": answer.run,
+                        "stage": stage,
+                        "git": made["git"],
+                        "python": made["python"],
+                        "machine": f"{made['client']['cpu']}, {made['client']['cores']} cores",
+                        "parameters": _flat(made["parameters"]),
+                        "took": f"{made['seconds']:.0f} s",
+                        "finished": made["finished"],
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def to_dict(answers: list[Answer], curve: pd.DataFrame) -> dict[str, Any]:
+    """report.json: the verdict, its tables, the curve."""
+    return {
+        "verdict": sentences(answers),
+        "capacities": table(answers).to_dict("records"),
+        "ratios": [
+            {"first": answers[0].cluster.name, "second": other.cluster.name, "ratio": ratio(answers[0], other)}
+            for other in answers[1:]
+            if answers[0].users and other.users
+        ],
+        "limits": curve.to_dict("records"),
+        "gates": gates(answers).to_dict("records"),
+        "runs": [a.run for a in answers],
+    }
+
+
+def _driver(answer: Answer) -> str:
+    """The driver that the ladder was climbed with."""
+    return "virtual" if answer.cluster.simulated else "locust"
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_flat(v)}" for k, v in value.items() if v not in ("", 0, 0.0, None))
+    return "; ".join(_flat(v) for v in value) if isinstance(value, list) else str(value)
