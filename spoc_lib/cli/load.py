@@ -31,6 +31,7 @@ def run_command(
     corpus: Annotated[str | None, typer.Option(help="folder of text; default: Python's standard library")] = None,
     seed: Annotated[int, typer.Option(help="the same seed gives the same conversations")] = 0,
     salt: Annotated[int, typer.Option(help="another salt: other texts of the same sizes, so a cold cache")] = 0,
+    cache: Annotated[str, typer.Option(help="salt (rely on another salt), reset (empty it first) or warm")] = "salt",
     start: Annotated[str, typer.Option(help="stationary (users in mid-conversation) or cold")] = "stationary",
     gap_cap: Annotated[float, typer.Option(help="longest think time, seconds")] = 60.0,
     scale: Annotated[float, typer.Option(help="multiplies all token sizes")] = 1.0,
@@ -62,7 +63,7 @@ def run_command(
 
     given = dict(
         base_url=base_url, model=model or "?", users=users, duration_s=duration, personas=personas, corpus=corpus,
-        seed=seed, salt=salt, start=start, gap_cap_s=gap_cap, scale=scale, context_limit=context_limit,
+        seed=seed, salt=salt, cache=cache, start=start, gap_cap_s=gap_cap, scale=scale, context_limit=context_limit,
         warmup_s=warmup, ramp_s=ramp, api=api, api_key_env=api_key_env, headers=_headers(header or []),
         extra_body=_object(body), verify_tls=not insecure, request_timeout_s=request_timeout,
         idle_timeout_s=idle_timeout, stop_timeout_s=stop_timeout, processes=processes, ui_port=ui)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import orjson
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.load.plan import LoadPlan
+from spoc_lib.load.plan import LoadPlan, root_url
 
 #: A firewall that swallows packets must not hold a rung for minutes.
 TIMEOUT_S = 10.0
@@ -77,8 +77,17 @@ def first_model(base_url: str, api_key_env: str | None = None, verify_tls: bool 
     raise InputError("no-model", f"{base_url} does not list its models: name one with --model")
 
 
-def _get(plan: LoadPlan, url: str) -> tuple[int, bytes]:
-    request = urllib.request.Request(url, headers=dict(plan.headers))
+def reset_prefix_cache(plan: LoadPlan) -> None:
+    """Empty the server's prefix cache; InputError when it has no such page, or is not allowed to now."""
+    status, _ = _get(plan, f"{root_url(plan.base_url)}/reset_prefix_cache", "POST")
+    if status != 200:
+        raise InputError("no-cache-reset", f"{plan.base_url} does not empty its prefix cache (HTTP {status} from "
+                         "/reset_prefix_cache): choose cache 'salt' with another salt each rung, or start vLLM with "
+                         "VLLM_SERVER_DEV_MODE=1")
+
+
+def _get(plan: LoadPlan, url: str, method: str = "GET") -> tuple[int, bytes]:
+    request = urllib.request.Request(url, headers=dict(plan.headers), method=method)
     key = api_key(plan)
     if key:
         request.add_unredirected_header("Authorization", f"Bearer {key}")

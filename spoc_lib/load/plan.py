@@ -27,8 +27,10 @@ class FixedTurns(Strict):
 class LoadPlan(Strict):
     """One rung: who (personas, users, seed, salt) asks whom (endpoint, model) for how long.
 
-    `warmup_s` counts from the end of the ramp and is never part of the steady window; `salt` changes every text
-    without changing a size, so a rung meets a cold cache. `scale` multiplies the personas' token sizes.
+    `warmup_s` counts from the end of the ramp and is never part of the steady window. `scale` multiplies the personas'
+    token sizes. `cache` says what the rung finds in the server's prefix cache: `salt` (default) relies on another
+    `salt` each rung, which changes every text without changing a size; `reset` empties the cache through the
+    endpoint first (vLLM in development mode, the embedded engine); `warm` wants what earlier rungs left.
     The API key is read from the environment variable named by `api_key_env`; it stands nowhere else.
     """
 
@@ -45,6 +47,7 @@ class LoadPlan(Strict):
     salt: int = 0
     gap_cap_s: Positive = 60.0
     start: Literal["cold", "stationary"] = "stationary"
+    cache: Literal["salt", "reset", "warm"] = "salt"
     context_limit: PositiveInt | None = None
     scale: Positive = 1.0
     api: Literal["chat", "completions"] = "chat"

@@ -57,6 +57,8 @@ class Client:
             self.process.stdin.flush()
 
     def stop(self, number: int = signal.SIGTERM) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()  # ends a child that still waits for its start
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
@@ -97,26 +99,23 @@ class Clients:
                 yield None
 
     def prepared(self) -> None:
-        """Wait until every child has prepared; SpocError when one refuses or dies first."""
+        """Wait until every child has prepared; SpocError when one refuses, dies or falls silent first."""
         heard = time.monotonic()
-        waiting = {client.number for client in self.all}
         for event in self.events(float("inf")):
             if event is not None:
                 heard = time.monotonic()
-                if event["event"] == "refused":
-                    raise self._refusal(event)
-                if event["event"] == "prepared":
-                    waiting.discard(event["client"])
             elif time.monotonic() - heard > SILENCE_S:
                 raise SpocError("client-stuck", f"a load client prepared for {SILENCE_S:g} s without a sign of life")
-            if not waiting:
+            if all("prepared" in client.last for client in self.all):
                 return
-            for client in self.all:
-                if client.process.poll() is not None and "prepared" not in client.last:
-                    for late in client.read():
-                        if late["event"] == "refused":
-                            raise self._refusal(late)
-                    raise SpocError("client-died", f"a load client ended before it started: {client.log_tail()}")
+            if any(client.process.poll() is not None for client in self.all):
+                break
+        for client in self.all:
+            client.read()
+            if "refused" in client.last:
+                raise self._refusal(client.last["refused"])
+        dead = next(client for client in self.all if client.process.poll() is not None)
+        raise SpocError("client-died", f"a load client ended before it started: {dead.log_tail()}")
 
     @staticmethod
     def _refusal(event: dict[str, Any]) -> SpocError:

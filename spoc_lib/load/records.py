@@ -97,8 +97,8 @@ class Books:
 
     def sample(self, time_s: float, values: Mapping[str, float]) -> None:
         """One client metric each (source `client`)."""
-        self._metrics.extend({"source": "client", "metric": name, "labels": self._labels, "time_s": time_s, "value": value}
-                             for name, value in values.items())
+        common = {"source": "client", "labels": self._labels, "time_s": time_s}
+        self._metrics.extend({**common, "metric": name, "value": value} for name, value in values.items())
 
     def take(self) -> dict[str, pa.Table]:
         """The rows since the last call, as tables."""

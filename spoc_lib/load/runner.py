@@ -17,7 +17,7 @@ from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.core.files import read_json, write_json, write_text
 from spoc_lib.core.tables import read_table, write_table
 from spoc_lib.load import clientcheck
-from spoc_lib.load.endpoint import api_key, probe
+from spoc_lib.load.endpoint import api_key, probe, reset_prefix_cache
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.processes import Clients
 from spoc_lib.load.records import REPLIES, TABLES, read_lines, settle
@@ -67,6 +67,8 @@ def run(plan: LoadPlan, folder: str | Path, progress: Progress | None = None) ->
     interrupt: BaseException | None = None
     try:
         clients.prepared()
+        if plan.cache == "reset":
+            reset_prefix_cache(plan)
         facts["start_s"] = time.monotonic() + START_IN_S
         facts["startup_s"] = time.monotonic() - began
         for client in clients.all:

@@ -31,6 +31,7 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
         **counts, **latencies(timed, chunks), **rates(requests, chunks, window),
         "base_url": plan.base_url, "model": plan.model, "users": plan.users, "processes": plan.processes,
         "personas": "fixed" if plan.fixed else plan.personas, "seed": plan.seed, "salt": plan.salt,
+        "cache": plan.cache,
         "start": plan.start, "gap_cap_s": plan.gap_cap_s,
         "window": window.to_dict(), "window_verdict": window.verdict,
         "live_users": live, "in_flight_users": flight, "thinking_users": live - flight, **law,

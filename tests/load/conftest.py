@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -73,7 +74,7 @@ Handler = Callable[[Request], Awaitable[None]]
 
 
 @contextmanager
-def scripted(handler: Handler, models: dict | None = None) -> Iterator[str]:
+def scripted(handler: Handler, models: dict | None = None, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve `handler` in a thread; yields the base URL."""
     loop = asyncio.new_event_loop()
     ready, address = threading.Event(), []
@@ -98,8 +99,8 @@ def scripted(handler: Handler, models: dict | None = None) -> Iterator[str]:
             writer.close()
 
     async def main() -> None:
-        server = await asyncio.start_server(connection, "127.0.0.1", 0)
-        address.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        server = await asyncio.start_server(connection, "127.0.0.1", 0, ssl=tls)
+        address.append(f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         ready.set()
         async with server:
             await stop.wait()

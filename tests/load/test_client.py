@@ -154,7 +154,8 @@ def test_bodies_are_valid_json_and_grow():
 
 
 def spoc(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "spoc_lib", "load", *words], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "spoc_lib", "load", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
