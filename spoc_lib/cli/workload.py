@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +22,7 @@ GapCap = Annotated[float, typer.Option(help="longest think time in seconds; it m
 Start = Annotated[str, typer.Option(help="stationary (users found in mid-conversation) or cold")]
 ContextLimit = Annotated[int | None, typer.Option(help="the server's max_model_len in tokens")]
 Scale = Annotated[float, typer.Option(help="multiplies all token sizes")]
-Monorepo = Annotated[str | None, typer.Option(metavar="DIR", help="source code for prompts (default: Python's library)")]
+Monorepo = Annotated[str | None, typer.Option(metavar="DIR", help="code for prompts (default: Python's library)")]
 
 
 @app.command()
@@ -51,8 +50,8 @@ def build(personas: Personas = "spoc", users: Users = 300, turns: Turns = 20, se
               "output_tokens": int(table.output_tokens.sum()), "conversations": _conversations(table),
               "seconds": time.perf_counter() - began, "output": output}
     emit(result, json, f"{len(table)} requests of {users} users, {result['prompt_tokens']:,} prompt tokens of which "
-         f"{result['append_tokens']:,} are appended, {result['output_tokens']:,} output tokens; start {start}, think time "
-         f"capped at {gap_cap_s:g} s" + (f"; written to {output}" if output else ""))
+         f"{result['append_tokens']:,} are appended, {result['output_tokens']:,} output tokens; start {start}, think "
+         f"time capped at {gap_cap_s:g} s" + (f"; written to {output}" if output else ""))
 
 
 def _conversations(table: Any) -> int:
@@ -115,3 +114,38 @@ def import_(paths: Paths,
     emit(result, json, "\n".join(lines))
 
 
+
+
+@app.command()
+def fit(paths: Paths,
+        output: Annotated[str, typer.Option("--output", "-o", help="persona file to write")],
+        name: Annotated[str, typer.Option(help="name of the persona set")] = "fitted",
+        source: Annotated[str, typer.Option(help="where the traces come from, for the record")] = "",
+        groups: Annotated[int, typer.Option(min=1, help="most personas in a context window")] = 2,
+        figure: Annotated[str | None, typer.Option(help="HTML file for the goodness of fit, drawn")] = None,
+        json: JsonOption = None) -> None:
+    """Fit personas to recorded sessions; exit status 1 when a quantile is off by more than 5 % at p25 to p90.
+
+    Example: spoc workload fit traces/ -o my-personas.yaml --figure fit.html
+    """
+    from spoc_lib.core.files import write_text
+    from spoc_lib.workload.fit import TOLERANCE
+    from spoc_lib.workload.fit import fit as run
+    from spoc_lib.workload.fit_output import draw, to_yaml
+    from spoc_lib.workload.importers import import_paths
+
+    result = run(import_paths(list(paths)), name=name, source=source, groups=groups)
+    write_text(output, to_yaml(result))
+    if figure:
+        write_text(figure, draw(result))
+    lines = [f"{result.sessions} sessions, {result.turns} turns, {len(result.personas.personas)} personas: {output}"]
+    for row in result.table.itertuples():
+        mark = "fitted" if row.fitted else "follows"
+        lines.append(f"  {row.quantity:28} {mark:8} worst error {row.worst_error:6.1%}   measured p25/50/75/90 "
+                     + " ".join(f"{getattr(row, f'measured_p{q}'):.4g}" for q in (25, 50, 75, 90)) + "   realised "
+                     + " ".join(f"{getattr(row, f'realised_p{q}'):.4g}" for q in (25, 50, 75, 90)))
+    emit({"sessions": result.sessions, "turns": result.turns, "personas": len(result.personas.personas),
+          "worst_error": result.worst_error, "tolerance": TOLERANCE, "table": result.table.to_dict("records"),
+          "families": result.families.to_dict("records"), "output": output}, json, "\n".join(lines))
+    if result.worst_error > TOLERANCE:
+        raise typer.Exit(1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -116,7 +116,8 @@ def import_paths(paths: list[str | Path], *, tokenizer: Tokenizer | None = None,
 
 
 class _Reader:
-    """Collects sessions from sources of any format; positions in `sessions` are the owners that requests refer to."""
+    """Collects sessions from sources of any format; positions in `sessions` are the owners that requests refer to.
+    A table of sessions (kv-cache-tester's conversations) only tells the sizes of tools and system prompt."""
 
     def __init__(self, tokenizer: Tokenizer, limit: int | None) -> None:
         self.sessions: list[Session] = []
@@ -124,6 +125,7 @@ class _Reader:
         self._names: set[str] = set()
         self._tokenizer, self._limit = tokenizer, limit
         self._global = PrefixIndex()
+        self._roots: dict[str, tuple[int, int]] = {}
 
     def path(self, path: Path) -> None:
         if not path.exists():
@@ -215,7 +217,8 @@ class _Reader:
                         self._record(record, f"{path.name} row {count}")
                     count += 1
         elif {"cid", "tool", "system"} <= columns:
-            self.skipped.append((path.name, "it lists sessions but holds no requests"))
+            for row in handle.read(["cid", "tool", "system"]).to_pylist():
+                self._roots[str(row["cid"])] = (int(row["tool"] or 0), int(row["system"] or 0))
         else:
             raise Reject(f"its columns ({', '.join(sorted(columns))[:120]}) are those of no known format")
 
@@ -253,7 +256,9 @@ class _Reader:
             self.skipped.append((name, str(reason)))
 
     def _add(self, sessions: list[Session], skipped: list[tuple[str, str]]) -> None:
-        self.sessions += sessions
+        self.sessions += [replace(session, root_tokens=self._roots[session.name])
+                          if not session.root_tokens and session.name in self._roots else session
+                          for session in sessions]
         self._names |= {session.name for session in sessions}
         self.skipped += skipped
 

@@ -21,6 +21,7 @@ class Persona(Strict):
     prompt_start_tokens: the first prompt of a conversation, common ground included;
     growth_tokens: how much the prompt grows from one turn to the next: the previous reply and what is appended to it
         (a tool's result or the human's words);
+    opening_growth_tokens: the same for the first `opening_turns` turns after the first, when files are loaded;
     growth_follows_output: rank correlation (Gaussian copula) between a turn's growth and the reply before it;
     output_tokens: output budget of a turn, asked for exactly;
     turns: turns a conversation; steps_per_human_turn: of these, requests from one human turn to the next;
@@ -36,6 +37,8 @@ class Persona(Strict):
     share: Annotated[float, Field(gt=0, le=1)]
     prompt_start_tokens: Distribution
     growth_tokens: Distribution
+    opening_growth_tokens: Distribution | None = None
+    opening_turns: Annotated[int, Field(ge=0)] = 0
     growth_follows_output: Annotated[float, Field(ge=0, lt=1)] = 0.0
     output_tokens: Distribution
     turns: Distribution
@@ -51,6 +54,8 @@ class Persona(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Persona:
+        if (self.opening_turns > 0) != (self.opening_growth_tokens is not None):
+            raise ValueError("'opening_turns' and 'opening_growth_tokens' go together: give both or neither")
         if self.at_context_limit == "compact" and self.compact_to_tokens is None:
             raise ValueError("a persona that compacts needs 'compact_to_tokens'")
         for field in ("prompt_start_tokens", "compact_to_tokens"):

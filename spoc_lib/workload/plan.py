@@ -51,7 +51,11 @@ def draw(persona: Persona, seed: int, user: int, conversation: int, *, limit: in
     turns = max(1, round(float(persona.turns.ppf(first[0]))))
     u = rng.random((6, turns))
     output = np.maximum(1, np.rint(persona.output_tokens.ppf(u[0]) * scale)).astype(int)
-    growth = persona.growth_tokens.ppf(_following(u[1], u[0], persona.growth_follows_output)) * scale
+    u_growth = _following(u[1], u[0], persona.growth_follows_output)
+    growth = persona.growth_tokens.ppf(u_growth) * scale
+    if persona.opening_growth_tokens is not None:
+        early = slice(1, 1 + persona.opening_turns)
+        growth[early] = persona.opening_growth_tokens.ppf(u_growth[early]) * scale
     append = np.maximum(MIN_APPEND_TOKENS, np.rint(growth[1:] - output[:-1] - 2 * MESSAGE_TOKENS)).astype(int)
     human = _human_turns(persona.steps_per_human_turn.ppf(u[2]), turns)
     gap = np.where(human, persona.human_gap_s.ppf(u[3]), persona.agent_gap_s.ppf(u[3]))
@@ -76,10 +80,11 @@ def _following(u: np.ndarray, output_u: np.ndarray, correlation: float) -> np.nd
     if correlation == 0:
         return u
     before = np.concatenate([[0.5], output_u[:-1]])
-    tiny = 1e-12
-    mixed = correlation * special.ndtri(np.clip(before, tiny, 1 - tiny))
-    mixed += np.sqrt(1 - correlation**2) * special.ndtri(np.clip(u, tiny, 1 - tiny))
-    return special.ndtr(mixed)
+    return special.ndtr(np.sqrt(1 - correlation**2) * _normal(u) + correlation * _normal(before))
+
+
+def _normal(u: np.ndarray) -> np.ndarray:
+    return special.ndtri(np.clip(u, 1e-12, 1 - 1e-12))
 
 
 def _human_turns(steps: np.ndarray, turns: int) -> np.ndarray:

@@ -1,0 +1,363 @@
+"""Recorded sessions into a persona set, and how well it fits.
+
+Sessions are grouped by the context window that holds their longest prompt, and within it by the logarithm of their
+first prompt (k-means, deterministic start); each group becomes a persona. Sizes and times keep the group's own
+quantiles, so the middle of every distribution is the measured one. Parametric families are fitted beside them and
+reported, for those who prefer a formula.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import special, stats
+
+from spoc_lib.core import yamlfile
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.stats import percentile
+from spoc_lib.workload.build import build_script
+from spoc_lib.workload.importers import ImportResult
+from spoc_lib.workload.personas import PersonaSet
+from spoc_lib.workload.plan import MIN_APPEND_TOKENS
+from spoc_lib.workload.sessions import Session
+from spoc_lib.workload.template import MESSAGE_TOKENS
+
+POINTS = (0, *range(1, 100), 99.5, 99.9, 100)
+CHECKED = (25, 50, 75, 90)
+TOLERANCE = 0.05
+#: A prompt that shrinks below this part of the one before was compacted.
+COMPACTED_RATIO = 0.7
+#: A step that keeps less than this part of the prompt before it, without shrinking, rewrote its history.
+REWRITTEN_RATIO = 0.95
+#: Context windows of today's models, in tokens.
+WINDOWS = (32_000, 200_000, 1_000_000)
+#: Steps of a session that load its files, and grow the prompt more than later ones.
+OPENING_TURNS = 5
+_FEWEST = 20
+_FAMILIES = ("lognormal", "gamma", "weibull", "pareto")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted set and its goodness of fit.
+
+    table: a row a quantity: measured and realised quantiles (whole crowd, realised by playing the set), their largest
+        error at p25 to p90; families: a row a (quantity, family): parameters and distance (Kolmogorov and Smirnov).
+    """
+
+    personas: PersonaSet
+    document: dict[str, Any]
+    table: pd.DataFrame
+    families: pd.DataFrame
+    sessions: int
+    turns: int
+
+    @property
+    def worst_error(self) -> float:
+        """Largest relative error at p25 to p90 of the fitted quantities (half a second, a step or a token is forgiven)."""
+        return float(self.table.loc[self.table.fitted, "worst_error"].max())
+
+
+def fit(result: ImportResult, *, name: str = "fitted", source: str = "", groups: int = 2,
+        windows: tuple[int, ...] = WINDOWS, check_users: int = 4000) -> Fit:
+    """Fit a persona set to imported sessions.
+
+    windows: context windows in tokens; a session belongs to the smallest that holds its longest prompt; groups: most
+    personas in a window; check_users: conversations played to check the fit.
+
+    InputError when there are fewer than 10 sessions of two or more requests.
+    """
+    sessions = [session for session in result.main_sessions if len(session.requests) >= 2]
+    if len(sessions) < 10:
+        raise InputError("too-few-sessions", f"only {len(sessions)} sessions have two or more requests; a fit needs "
+                         "10: import more traces")
+    document = {
+        "name": name, "title": f"fitted to {len(sessions)} sessions",
+        "source": source or f"fitted to {', '.join(result.sources)}",
+        "personas": [_persona(f"G{k}", group, len(group) / len(sessions))
+                     for k, group in enumerate(_grouped(sessions, groups, windows))],
+        "geometry": _geometry(sessions),
+    }
+    _make_shares_whole(document["personas"])
+    personas = yamlfile.parse(PersonaSet, document, "the fitted persona set")
+    measured = measured_quantities(sessions)
+    return Fit(personas, document, _goodness(measured, realised_quantities(personas, check_users)),
+               _families(measured), len(sessions), sum(len(session.requests) for session in sessions))
+
+
+def measured_quantities(sessions: list[Session]) -> dict[str, np.ndarray]:
+    """Values of each quantity over recorded sessions."""
+    rows: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+    for session in sessions:
+        _tally(rows, [(r.prompt_tokens, r.output_tokens, r.gap_s, r.human) for r in session.requests])
+    return {name: np.asarray(values, dtype=float) for name, values in rows.items()}
+
+
+def realised_quantities(personas: PersonaSet, users: int, seed: int = 7) -> dict[str, np.ndarray]:
+    """The same over one whole conversation of each of `users` users, replies as planned, gaps uncapped."""
+    script = build_script(personas, seed, start="cold", gap_cap_s=1e9)
+    rows: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+    for user in script.users(users):
+        history, requests = 0, []
+        while True:
+            turn = user.next(history)
+            if turn.conversation > 0:
+                break
+            if turn.starts:
+                history = 0
+            history += sum(segment.tokens for segment in turn.append) + turn.output_tokens
+            requests.append((turn.prompt_tokens, turn.output_tokens, turn.think_time_s, turn.kind != "agent"))
+        _tally(rows, requests)
+    return {name: np.asarray(values, dtype=float) for name, values in rows.items()}
+
+
+#: What is not fitted but follows from the rest.
+FOLLOWS = "last prompt, tokens"
+QUANTITIES = ("requests a session", "first prompt, tokens", "last prompt, tokens", "growth a step, tokens",
+              "output, tokens", "gap after a tool, s", "gap before a human turn, s", "steps a human turn")
+
+
+def _tally(rows: dict[str, list[float]], requests: list[tuple[int, int, float | None, bool]]) -> None:
+    prompts = [request[0] for request in requests]
+    rows["requests a session"].append(len(requests))
+    rows["first prompt, tokens"].append(prompts[0])
+    rows["last prompt, tokens"].append(prompts[-1])
+    rows["growth a step, tokens"] += [b - a for a, b in zip(prompts, prompts[1:], strict=False)]
+    rows["output, tokens"] += [request[1] for request in requests]
+    steps = 0
+    for k, (_, _, gap, human) in enumerate(requests):
+        if k and gap is not None:
+            rows["gap before a human turn, s" if human else "gap after a tool, s"].append(gap)
+        if human and steps:
+            rows["steps a human turn"].append(steps)
+            steps = 0
+        steps += 1
+    rows["steps a human turn"].append(steps)
+
+
+def _goodness(measured: dict[str, np.ndarray], realised: dict[str, np.ndarray]) -> pd.DataFrame:
+    table = []
+    for name in QUANTITIES:
+        if not len(measured[name]) or not len(realised[name]):
+            continue
+        row: dict[str, Any] = {"quantity": name, "samples": len(measured[name]),
+                               "measured_mean": float(measured[name].mean()),
+                               "realised_mean": float(realised[name].mean())}
+        errors = []
+        for q in CHECKED:
+            row[f"measured_p{q}"] = percentile(measured[name], q)
+            row[f"realised_p{q}"] = percentile(realised[name], q)
+            errors.append(_error(row[f"measured_p{q}"], row[f"realised_p{q}"], 0.5 if name.endswith(", s") else 1.0))
+        table.append({**row, "fitted": name != FOLLOWS, "worst_error": max(errors)})
+    return pd.DataFrame(table)
+
+
+def _error(measured: float, realised: float, grain: float) -> float:
+    """Relative error; what is recorded in whole seconds, steps or tokens is not known better than its `grain`."""
+    off = abs(realised - measured)
+    return 0.0 if off <= grain else off / max(1e-9, abs(measured))
+
+
+def _grouped(sessions: list[Session], most: int, windows: tuple[int, ...]) -> list[list[Session]]:
+    """Groups of alike sessions: by context window, then by the size of the first prompt."""
+    edges = sorted(windows)
+    by_window: dict[int, list[Session]] = {}
+    for session in sessions:
+        longest = max(request.prompt_tokens for request in session.requests)
+        by_window.setdefault(int(np.searchsorted(edges, longest)), []).append(session)
+    few = [window for window, group in by_window.items() if len(group) < _FEWEST and len(by_window) > 1]
+    for window in few:  # too few to be a persona: to the nearest window
+        nearest = min((w for w in by_window if w != window), key=lambda w: abs(w - window))
+        by_window[nearest] += by_window.pop(window)
+    return [group for window in sorted(by_window) for group in _split(by_window[window], most)]
+
+
+def _split(sessions: list[Session], most: int) -> list[list[Session]]:
+    points = np.log([session.requests[0].prompt_tokens for session in sessions])
+    for count in range(min(most, len(sessions) // _FEWEST), 1, -1):
+        labels = _k_means(points, count)
+        if np.bincount(labels, minlength=count).min() >= _FEWEST:
+            order = np.argsort([np.median(points[labels == k]) for k in range(count)])
+            return [[s for s, label in zip(sessions, labels, strict=True) if label == k] for k in order]
+    return [sessions]
+
+
+def _k_means(points: np.ndarray, count: int) -> np.ndarray:
+    centres = np.quantile(points, (np.arange(count) + 0.5) / count)
+    labels = np.zeros(len(points), dtype=int)
+    for _ in range(100):
+        new = np.abs(points[:, None] - centres[None]).argmin(axis=1)
+        centres = np.array([points[new == k].mean() if (new == k).any() else centres[k] for k in range(count)])
+        if (new == labels).all():
+            break
+        labels = new
+    return labels
+
+
+def _persona(name: str, sessions: list[Session], share: float) -> dict[str, Any]:
+    values = measured_quantities(sessions)
+    growth, outputs, opening, compactions, rewrites, steps = [], [], [], [], 0, 0
+    for session in sessions:
+        for k, (a, b) in enumerate(zip(session.requests, session.requests[1:], strict=False), 1):
+            steps += 1
+            if b.prompt_tokens < COMPACTED_RATIO * a.prompt_tokens:
+                compactions.append((a.prompt_tokens, b.prompt_tokens))
+                continue
+            rewrites += (b.own_tokens or 0) < REWRITTEN_RATIO * a.prompt_tokens
+            if b.prompt_tokens > a.prompt_tokens and k <= OPENING_TURNS:
+                opening.append(b.prompt_tokens - a.prompt_tokens)
+            elif b.prompt_tokens > a.prompt_tokens:
+                growth.append(b.prompt_tokens - a.prompt_tokens)
+                outputs.append(a.output_tokens)
+    longest = max(r.prompt_tokens + r.output_tokens for s in sessions for r in s.requests)
+    persona: dict[str, Any] = {
+        "name": name,
+        "title": f"{len(sessions)} sessions, first prompt about {percentile(values['first prompt, tokens'], 50):,.0f}",
+        "share": round(share, 6),
+        "prompt_start_tokens": _quantiles(values["first prompt, tokens"]),
+        "growth_tokens": _quantiles(np.asarray(growth)),
+        "growth_follows_output": _correlation(np.asarray(growth, dtype=float), np.asarray(outputs, dtype=float)),
+        "opening_growth_tokens": _quantiles(np.asarray(opening)),
+        "opening_turns": OPENING_TURNS,
+        "output_tokens": _quantiles(values["output, tokens"]),
+        "turns": _quantiles(values["requests a session"]),
+        "steps_per_human_turn": _run_lengths(sessions),
+        "agent_gap_s": _quantiles(values["gap after a tool, s"], 9.0),
+        "human_gap_s": _quantiles(values["gap before a human turn, s"], 127.0),
+        "rewrite_share": round(rewrites / max(1, steps), 5),
+        "context_limit_tokens": int(longest),
+        "at_context_limit": "end",
+    }
+    full = [(before, after) for before, after in compactions if before > 0.5 * longest]
+    if len(full) >= max(5, 0.05 * len(sessions)):
+        persona["context_limit_tokens"] = int(percentile([before for before, _ in full], 75))
+        persona["at_context_limit"] = "compact"
+        persona["compact_to_tokens"] = _quantiles(np.asarray([after for _, after in full]), points=(0, 25, 50, 75, 100))
+    return persona
+
+
+def _run_lengths(sessions: list[Session]) -> Any:
+    """Requests from one human turn to the next, by Kaplan and Meier's estimate; the longest run ends the curve.
+
+    A session's last run may have ended with it or have been cut off by it: it counts half as each.
+    """
+    ended: dict[int, float] = {}
+    cut: dict[int, float] = {}
+    for session in sessions:
+        starts = [k for k, request in enumerate(session.requests) if request.human or k == 0]
+        for start, end in zip(starts, [*starts[1:], len(session.requests)], strict=True):
+            last = 0.5 if end == len(session.requests) else 0.0
+            ended[end - start] = ended.get(end - start, 0) + 1 - last
+            cut[end - start] = cut.get(end - start, 0) + last
+    at_risk, survival, curve = sum(ended.values()) + sum(cut.values()), 1.0, []
+    for length in sorted(ended):
+        survival *= 1 - ended[length] / at_risk
+        at_risk -= ended[length] + cut[length]
+        curve.append((length, 1 - survival))
+    lengths, reached = zip(*curve, strict=True)
+    at = (np.arange(4000) + 0.5) / 4000
+    index = np.minimum(np.searchsorted(reached, at), len(lengths) - 1)
+    return _quantiles(np.asarray(lengths, dtype=float)[index])
+
+
+def _quantiles(values: np.ndarray, default: float = 1.0, points: tuple[float, ...] = POINTS) -> Any:
+    """A `quantiles` distribution of the values; a plain number where there is none or only one value."""
+    values = np.asarray(values, dtype=float)
+    if not len(values):
+        return default
+    if values.min() == values.max():
+        return float(values[0])
+    table = [(q, float(np.percentile(values, q))) for q in points]
+    return {"distribution": "quantiles",
+            "points": {q: round(v, 2) if v < 1000 else round(v) for q, v in _simplified(table)}}
+
+
+def _simplified(table: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The fewest of the points from which the others follow within 2 % (recursive end-point fit, logarithms)."""
+    (first, low), (last, high) = table[0], table[-1]
+    worst, at = 0.02, 0
+    for k, (q, value) in enumerate(table[1:-1], 1):
+        part = (q - first) / (last - first)
+        drawn = math.exp((1 - part) * math.log(low) + part * math.log(high)) if low > 0 else low + part * (high - low)
+        error = abs(drawn - value) / max(1e-9, value)
+        if error > worst:
+            worst, at = error, k
+    if not at:
+        return [table[0], table[-1]]
+    return _simplified(table[: at + 1])[:-1] + _simplified(table[at:])
+
+
+def _correlation(growth: np.ndarray, output: np.ndarray) -> float:
+    """Copula correlation at which growth keeps its quantiles.
+
+    A played prompt grows at least by the reply that it echoes, which lifts growth where a drawn output exceeds it
+    (recordings drop reasoning there). The least correlation is taken at which that lifts no quantile by over 2.5 %.
+    """
+    if len(growth) < 50:
+        return 0.0
+    n = 40_000
+    u, v = ((np.arange(n) * step) % 1.0 for step in (0.6180339887498949, 0.7548776662466927))
+    z, w = special.ndtri(np.clip(u, 1e-9, 1 - 1e-9)), special.ndtri(np.clip(v, 1e-9, 1 - 1e-9))
+    least = np.quantile(output, u) + 2 * MESSAGE_TOKENS + MIN_APPEND_TOKENS
+    wanted = np.percentile(growth, CHECKED)
+    for rho in np.arange(0.0, 0.96, 0.05):
+        drawn = np.quantile(growth, special.ndtr(rho * z + math.sqrt(1 - rho**2) * w))
+        if (np.abs(np.percentile(np.maximum(drawn, least), CHECKED) / wanted - 1) <= 0.025).all():
+            return round(float(rho), 2)
+    return 0.95
+
+
+def _geometry(sessions: list[Session]) -> dict[str, Any]:
+    """Common ground: tools and system prompt where the source states them, else what sessions share with others."""
+    tools = [s.root_tokens[0] for s in sessions if s.root_tokens]
+    system = [s.root_tokens[1] for s in sessions if len(s.root_tokens) > 1]
+    root = percentile(tools, 50) if tools else 1.0
+    level = {"count": 1, "zipf": 0.0, "tokens": 1}
+    return {
+        "organisation_tokens": int(root),
+        "repositories": {"count": 12 if system else 1, "zipf": 1.0, "tokens": _quantiles(np.asarray(system))},
+        "directories": level, "files": level,
+        "depth": {"organisation": 0.0 if system else 1.0, "repository": 1.0 if system else 0.0},
+        "max_shared_ratio": 0.95,
+    }
+
+
+def _make_shares_whole(personas: list[dict[str, Any]]) -> None:
+    personas[-1]["share"] = round(1 - sum(persona["share"] for persona in personas[:-1]), 6)
+
+
+def _families(measured: dict[str, np.ndarray]) -> pd.DataFrame:
+    """Parametric families fitted by maximum likelihood to the positive values, and their distance from them."""
+    rows = []
+    for name, values in measured.items():
+        positive = values[values > 0]
+        if len(positive) < 20 or positive.min() == positive.max():
+            continue
+        sample = np.sort(positive)[np.linspace(0, len(positive) - 1, min(len(positive), 4000)).astype(int)]
+        for family in _FAMILIES:
+            parameters, cumulative = _fit_family(family, sample)
+            at = cumulative(sample)
+            steps = np.arange(len(sample)) / len(sample)
+            distance = float(max(np.max(at - steps), np.max(steps + 1 / len(sample) - at)))
+            rows.append({"quantity": name, "family": family, "distance": distance, **parameters})
+    return pd.DataFrame(rows)
+
+
+def _fit_family(family: str, x: np.ndarray):
+    """({parameter: value}, cumulative function) in the terms of `distributions`."""
+    if family == "lognormal":
+        mean, sigma = float(np.log(x).mean()), float(np.log(x).std())
+        return {"median": math.exp(mean), "sigma": sigma}, lambda v: special.ndtr((np.log(v) - mean) / sigma)
+    if family == "gamma":
+        shape, _, scale = stats.gamma.fit(x, floc=0)
+        return {"mean_value": shape * scale, "shape": shape}, lambda v: special.gammainc(shape, v / scale)
+    if family == "weibull":
+        shape, _, scale = stats.weibull_min.fit(x, floc=0)
+        return {"scale": scale, "shape": shape}, lambda v: -np.expm1(-((v / scale) ** shape))
+    low = float(x.min())
+    alpha = len(x) / float(np.log(x / low).sum())
+    return {"scale": low, "alpha": alpha}, lambda v: 1 - (low / v) ** alpha
