@@ -72,7 +72,7 @@ def activate() -> None:
             plot_bgcolor="rgba(0,0,0,0)",
             xaxis=axis,
             yaxis=axis,
-            margin={"l": 64, "r": 24, "t": 48, "b": 48},
+            margin={"l": 64, "r": 24, "t": 76, "b": 48},
             modebar={"bgcolor": "rgba(0,0,0,0)", "color": _INK},
             height=380,
             legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0},
@@ -81,7 +81,7 @@ def activate() -> None:
                 name: {"gridcolor": _GRID, "backgroundcolor": "rgba(0,0,0,0)", "color": _INK}
                 for name in ("xaxis", "yaxis", "zaxis")
             },
-            title={"x": 0, "xanchor": "left", "font": {"size": 15}},
+            title={"x": 0, "xanchor": "left", "yref": "container", "y": 0.985, "yanchor": "top", "font": {"size": 15}},
         )
     )
     pio.templates.default = "spoc"

@@ -96,7 +96,7 @@ def users(rungs: pd.DataFrame) -> go.Figure:
     return figure.update_layout(
         barmode="stack",
         title="Live users: thinking or in flight",
-        xaxis_title="users of the rung",
+        xaxis={"type": "category", "title": {"text": "users of the rung"}},
         yaxis_title="users, time average",
     )
 
@@ -227,6 +227,6 @@ def slo_matrix(slo: pd.DataFrame) -> go.Figure:
     )
     return figure.update_layout(
         title="SLO verdict by rung: green met, yellow undecided, red missed",
-        xaxis_title="live users",
+        xaxis={"type": "category", "title": {"text": "live users"}},
         height=150 + 34 * len(grid),
     )

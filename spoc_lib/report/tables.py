@@ -71,8 +71,16 @@ def cell(name: str, value: object) -> str:
         return f"{value:,}"
     if isinstance(value, (int, float)) or hasattr(value, "dtype"):
         number = float(value) * column(name).scale
-        return "∞" if math.isinf(number) else f"{number:,.{column(name).digits}f}"
+        return "∞" if math.isinf(number) else f"{number:,.{_digits(name, number)}f}"
     return str(value)
+
+
+def _digits(name: str, number: float) -> int:
+    """Decimals of a number: the column's own, else about three significant figures."""
+    if name in COLUMNS:
+        return COLUMNS[name].digits
+    size = abs(number)
+    return 0 if size >= 100 or number == int(number) else 1 if size >= 10 else 2 if size >= 1 else 4
 
 
 class Table:
@@ -91,8 +99,7 @@ class Table:
                 else ""
             )
             cells = "".join(
-                f'<td class="{"num" if isinstance(record[c], (int, float)) else "txt"}">{html.escape(cell(c, record[c]))}</td>'
-                for c in self.columns
+                f'<td class="{_kind(record[c])}">{html.escape(cell(c, record[c]))}</td>' for c in self.columns
             )
             rows.append(f"<tr{mark}>{cells}</tr>")
         return (
@@ -102,6 +109,12 @@ class Table:
 
     def __repr__(self) -> str:
         return self.frame[self.columns].to_string(index=False)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "num"
+    return "txt long" if len(str(value)) > 45 else "txt"
 
 
 class Finding:

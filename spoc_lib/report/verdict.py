@@ -81,7 +81,7 @@ def table(answers: list[Answer]) -> pd.DataFrame:
                 "binding SLO": f"{binding['persona']} {binding['metric']} p{binding['percentile']:g}"
                 if binding
                 else "none",
-                "saturated": (answer.capacity.get("saturated") or {}).get("resource", "unknown"),
+                "saturated": (answer.capacity.get("saturated") or {}).get("resource", "unknown").replace("_", " "),
                 "numbers": answer.label,
                 "run": answer.run,
             }
@@ -115,7 +115,7 @@ def _one(answer: Answer) -> str:
         )
     saturated = (capacity.get("saturated") or {}).get("resource")
     if saturated and saturated != "unknown":
-        text += f"; what saturates is {saturated}"
+        text += f"; what saturates is {saturated.replace('_', ' ')}"
     return text + "."
 
 
@@ -135,7 +135,9 @@ def ratio_sentence(first: Answer, second: Answer) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"
+    if math.isinf(seconds):
+        return "infinite (failures)"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def cost_of_being_wrong(answers: list[Answer]) -> list[str]:
