@@ -124,3 +124,46 @@ def _names(path: Path) -> list[str]:
     if not names:
         raise InputError("empty-list", f"{path} holds no kernel names: one a line, or a CSV with a column kernel_name")
     return list(dict.fromkeys(names))
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(help="the trace to compare with")],
+    b: Annotated[str, typer.Argument(help="the trace that may be slower")],
+    unit: Annotated[str | None, typer.Option("--unit", help="token, step or second; default: the finest told")] = None,
+    rules: Rules = None,
+    json: JsonOption = None,
+) -> None:
+    """What got slower from one trace to another, by category, kernel and step, normalised per token.
+
+    Example: spoc nsight diff before.sqlite after.sqlite
+    """
+    from spoc_lib.nsight import decompose as run
+    from spoc_lib.nsight import diff as compare
+    from spoc_lib.nsight import rule_book
+    from spoc_lib.nsight.diff import UNITS
+    from spoc_lib.nsight.text import diff_text
+
+    if unit is not None and unit not in UNITS:
+        raise InputError("bad-unit", f"--unit {unit!r}: use one of {', '.join(UNITS)}")
+    book = rule_book(rules)
+    result = compare(run(a, rules=book), run(b, rules=book), unit)
+    emit(result.to_dict(), json, diff_text(result))
+
+
+@app.command()
+def plan(
+    cluster: Annotated[str, typer.Argument(help="a name in data/clusters, or the path of a YAML file")],
+    output: Annotated[str, typer.Option("--output", help="name of the report, without suffix")] = "trace",
+    seconds: Annotated[float, typer.Option("--seconds", help="length of the captured window")] = 5.0,
+    json: JsonOption = None,
+) -> None:
+    """How to capture a trace of a cluster's engine at its capacity limit: the commands, in order, with reasons.
+
+    Example: spoc nsight plan my-cluster.yaml
+    """
+    from spoc_lib import config
+    from spoc_lib.nsight.plan import capture_plan
+
+    result = capture_plan(config.load_cluster(cluster), output=output, seconds=seconds)
+    emit(result.to_dict(), json, result.text())

@@ -18,6 +18,7 @@ import pandas as pd
 from spoc_lib.core import schemas
 from spoc_lib.core.errors import InputError
 from spoc_lib.nsight.categories import CATEGORIES, COMM, RuleBook, rule_book
+from spoc_lib.nsight.collectives import Collectives, pair
 from spoc_lib.nsight.intervals import GAP_LIMITS_NS, Ownership, own, sums
 from spoc_lib.nsight.sources import cpu_threads
 from spoc_lib.nsight.steps import Steps, find_steps, range_window
@@ -37,6 +38,7 @@ class Decomposition:
     streams: one row a (pid, device, stream): kernels, total_ns (a stream runs one at a time).
     gaps: one row a (pid, device, length class of idle intervals): count, total_ns.
     collectives: one row a (pid, device): total_ns of collectives, exposed_ns and hidden_ns.
+    waiting: the collectives paired across GPUs: waiting, transfer, and who is late.
     """
 
     path: str
@@ -48,6 +50,7 @@ class Decomposition:
     streams: pd.DataFrame
     gaps: pd.DataFrame
     collectives: pd.DataFrame
+    waiting: Collectives
     unknown_kernels: list[dict]
     notes: list[str] = field(default_factory=list)
     metadata: dict = field(default_factory=dict)
@@ -94,7 +97,7 @@ class Decomposition:
             "devices": self.devices, "unknown_kernels": self.unknown_kernels, "notes": self.notes,
             "phases": self.phase_summary(), "steps": self.step_summary(),
             "kernels": self.kernels.head(50).to_dict("records"), "streams": self.streams.to_dict("records"),
-            "gaps": self.gaps.to_dict("records"), "metadata": self.metadata,
+            "gaps": self.gaps.to_dict("records"), "collectives": self.waiting.to_dict(), "metadata": self.metadata,
         }
 
     def phase_summary(self) -> list[dict]:
@@ -193,6 +196,7 @@ def decompose_trace(trace: Trace, window: tuple[int, int], rules: RuleBook, step
         table=_table(trace, results, pids), steps=_step_table(trace, results, pids),
         kernels=kernels.drop(columns="known"), streams=_streams(trace, window, pids),
         gaps=_gap_table(trace, results, pids), collectives=_collective_table(trace, results, pids),
+        waiting=pair(trace, rules, window),
         unknown_kernels=[{"name": name, "kernels": int(row.kernels), "total_s": int(row.total_ns) / 1e9,
                           "share": int(row.total_ns) / total} for name, row in unknown.iterrows()],
         notes=notes, metadata={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spoc_lib.nsight.categories import CATEGORIES, TITLES
 from spoc_lib.nsight.decompose import Decomposition
+from spoc_lib.nsight.diff import Diff
 from spoc_lib.nsight.roofline import RESOURCES, Verdict
 
 
@@ -22,6 +23,8 @@ def decomposition_text(result: Decomposition) -> str:
         lines.append(f"{row['phase']} steps: {row['steps']}, mean {row['mean_s'] * 1e3:.3f} ms, "
                      f"idle {row['gap_share']:.1%} of the step, of it between its kernels "
                      f"{row['launch_bound_share']:.1%}")
+    if result.waiting.paired:
+        lines.append(result.waiting.sentence)
     for kernel in result.unknown_kernels[:5]:
         lines.append(f"unknown kernel, {kernel['share']:.1%} of kernel time: {kernel['name'][:80]} "
                      f"(add a rule with --rules)")
@@ -38,3 +41,14 @@ def verdict_text(verdict: Verdict) -> str:
             lines.append(f"{row.phase + ' ' + TITLES[row.category]:34}{row.measured_s * 1e3:10.3f}"
                          f"{row.w4a16_s * 1e3:10.3f}{row.fp4_naive_s * 1e3:10.3f}{roof:>9}  {RESOURCES[row.binds]}")
     return "\n".join(lines)
+
+
+def diff_text(result: Diff) -> str:
+    """The comparison by category and the kernels that changed most, in us a unit."""
+    lines = [result.sentence, f"{'us a ' + result.unit:34}{'A':>11}{'B':>11}{'change':>11}"]
+    for row in result.categories.itertuples():
+        lines.append(f"{row.phase + ' ' + TITLES[row.category]:34}{row.a_s * 1e6:11.3f}{row.b_s * 1e6:11.3f}"
+                     f"{row.delta_s * 1e6:+11.3f}")
+    for row in result.kernels.head(5).itertuples():
+        lines.append(f"{row.delta_s * 1e6:+11.3f}  {row.name[:90]}")
+    return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])

@@ -109,7 +109,7 @@ KNOWN = {
         "void at::native::vectorized_elementwise_kernel<(int)8, at::native::GeluCUDAKernelImpl(T1)>(int, T2)",
     ],
     "sample": [
-        "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>(T3)",
+        "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::ArgMaxOps<T1>>>(T3)",
         "void at::native::<unnamed>::cunn_SoftMaxForward<(int)8, float, float, float, at::native::<unnamed>::"
         "SoftMaxForwardEpilogue>(T4 *, const T2 *, int)",
         "void flashinfer::sampling::TopKTopPSamplingFromProbKernel<(unsigned int)1024>(T1)", "_topk_topp_kernel",

@@ -1,0 +1,119 @@
+"""How to capture a kernel trace of a cluster's engine: the commands, in order, and why each option is there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spoc_lib.config import Cluster
+from spoc_lib.nsight.nsysrep import find_nsys
+from spoc_lib.servers.commands import flag_arguments, merged_flags, model_argument
+
+#: Traced by name: kernels and ranges of every rank, graphs node by node, nothing of the CPU, in the profiler's window.
+NSYS_OPTIONS = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--trace-fork-before-exec=true", "--sample=none",
+                "--cpuctxsw=none", "--capture-range=cudaProfilerApi", "--capture-range-end=stop")
+#: fork drops the workers' ranges silently, spawn keeps them; the scopes are vLLM's own NVTX ranges.
+ENVIRONMENT = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NVTX_SCOPES_FOR_PROFILING": "1"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a plan. command: what to type, or None where there is nothing to type."""
+
+    title: str
+    command: str | None
+    why: str
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """The steps, and how many GPUs with kernels the trace must show (TP x PP), fewer being a failed capture."""
+
+    cluster: str
+    expect_gpus: int
+    steps: list[Step]
+    notes: list[str]
+
+    def to_dict(self) -> dict:
+        return {"cluster": self.cluster, "expect_gpus": self.expect_gpus, "notes": self.notes,
+                "steps": [{"title": s.title, "command": s.command, "why": s.why} for s in self.steps]}
+
+    def text(self) -> str:
+        lines = [f"How to capture a kernel trace of {self.cluster} ({self.expect_gpus} GPUs)"]
+        for number, step in enumerate(self.steps, start=1):
+            lines += [f"{number}. {step.title}: {step.why}", *([f"     {step.command}"] if step.command else [])]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def gpus_of(cluster: Cluster, flags: Mapping[str, Any]) -> int:
+    """TP x PP of the launch; the cluster's GPUs where neither flag is set."""
+    merged = merged_flags(cluster, flags)
+    parallel = [merged.get(name) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+    if not any(parallel):
+        return cluster.hardware.count
+    return int(parallel[0] or 1) * int(parallel[1] or 1)
+
+
+def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, output: str = "trace",
+                 seconds: float = 5.0) -> CapturePlan:
+    """The plan for one capture of `seconds` at the steady state of the load, into `output`.nsys-rep."""
+    flags = flags or {}
+    gpus = gpus_of(cluster, flags)
+    if cluster.simulated:
+        return CapturePlan(cluster.name, gpus, [Step(
+            "run the trace analysis", f"spoc run {cluster.name} --only 04",
+            "the embedded engine writes its own kernel trace, labelled simulated; there is nothing to capture")], [])
+    base = (cluster.engine.base_url or "http://127.0.0.1:8000").rstrip("/").removesuffix("/v1")
+    report = shlex.quote(output)
+    steps = [
+        _start(cluster, flags, output),
+        Step("load it", f"spoc sweep run {cluster.name}", "bring the engine to the users of the capacity limit and wait "
+             "until its metrics are steady; a ramp shows a server that nobody runs"),
+        Step("pause DCGM's profiling counters", "dcgmi profpause",
+             "they and nsys share one lock on the GPU's counters; the gap in the metrics is marked, not filled"),
+        Step("open and close the window", f"curl -fsS -X POST {base}/start_profile && sleep {seconds:g} && "
+             f"curl -fsS -X POST {base}/stop_profile",
+             "a few hundred steps are enough, and tracing slows every step a little"),
+        Step("resume DCGM", "dcgmi profresume", "so that the rest of the run is measured"),
+        Step("stop the engine after the report is written", None,
+             "workers that are killed during the capture leave a .qdstrm: QdstrmImporter turns it into a report"),
+        Step("export", f"nsys export --type sqlite --output {report}.sqlite {report}.nsys-rep",
+             "the reader takes SQLite, a parquetdir, or the report itself where nsys is installed"),
+        Step("decompose", f"spoc nsight decompose {report}.sqlite --expect-gpus {gpus} "
+             f"--model {shlex.quote(cluster.model)} --gpu {shlex.quote(cluster.hardware.gpu)}",
+             f"fewer than {gpus} GPUs with kernels mean that a rank was not captured")]
+    notes = ["the engine needs /start_profile and /stop_profile, which vLLM offers from 0.13 on with "
+             "--profiler-config.profiler cuda"]
+    if cluster.engine.environment:
+        notes.append(f"set {', '.join(cluster.engine.environment)} as the cluster file does; values are not repeated here")
+    if find_nsys() is None:
+        notes.append("nsys is not on this machine: run these steps where the engine runs")
+    if cluster.hardware.gpu == "cpu":
+        notes.append("this cluster runs on the CPU: there are no GPU kernels to trace")
+    return CapturePlan(cluster.name, gpus, steps, notes)
+
+
+def _nsys(output: str) -> list[str]:
+    return ["nsys", "profile", *NSYS_OPTIONS, "--force-overwrite=true", f"--output={output}"]
+
+
+def _start(cluster: Cluster, flags: Mapping[str, Any], output: str) -> Step:
+    profiler = ["--profiler-config.profiler", "cuda"]
+    serve = [model_argument(cluster), *flag_arguments(merged_flags(cluster, flags)), *profiler]
+    if cluster.engine.kind == "container":
+        variables = [part for name, value in ENVIRONMENT.items() for part in ("--env", f"{name}={value}")]
+        variables += [part for name in cluster.engine.environment for part in ("--env", name)]
+        command = ["docker", "run", "--rm", "--gpus", str(cluster.hardware.count), "--ipc", "host",
+                   "--cap-add", "SYS_ADMIN", "--volume", "/opt/nvidia/nsight-systems:/opt/nvidia/nsight-systems:ro",
+                   "--volume", ".:/captures", "--publish", "127.0.0.1:8000:8000", *variables, "--entrypoint", "",
+                   str(cluster.engine.image), *_nsys(f"/captures/{output}"), "vllm", "serve", *serve]
+        return Step("start the engine under nsys", shlex.join(command),
+                    "the container needs SYS_ADMIN and the host's nsys; graphs are traced node by node, all ranks")
+    own = cluster.engine.command if cluster.engine.kind == "process" else None
+    engine = [*own, *serve[1:]] if own else ["vllm", "serve", *serve]
+    prefix = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
+    where = " on the engine's own host" if cluster.engine.kind == "remote" else ""
+    return Step(f"start the engine under nsys{where}", f"{prefix} {shlex.join([*_nsys(output), *engine])}",
+                "spawned workers keep their ranges; graphs are traced node by node, or their kernels would be hidden")
