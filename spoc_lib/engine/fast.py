@@ -21,7 +21,6 @@ from spoc_lib.workload.script import ConversationScript, Turn, UserScript
 if TYPE_CHECKING:
     from spoc_lib.engine.embedded import EmbeddedEngine
 
-_DEPTH = MAX_DEPTH + 1
 _REFUSAL = {2: ("context_length", 400), 3: ("queue_full", 503)}
 
 
@@ -61,20 +60,20 @@ class FastRun:
         self.users = [_User(one, engine.max_model_len) for one in script.users(users)]
         self.chains = Chains(self.flags.block_size, 4096)
         self.m = _allocate(engine, users, self.chains.table)
-        self.m.k[fs.K_AHEAD] = max(1, users // 8) if self.ahead else 0
+        self.m.s[fs.K_AHEAD] = max(1, users // 8) if self.ahead else 0
 
     def run(self, duration_s: float) -> RunLog:
         from spoc_lib.engine.fast_loop import GROW, OVER, run, take_turn
 
-        self.m.times[1] = duration_s
+        self.m.sums[2, fs.F_END] = duration_s
         for number in range(len(self.users)):
             self._prepare(number)
         self._sync()
         for number in range(len(self.users)):
-            take_turn(self.m, number, 0.0)
+            take_turn.py_func(self.m.s, self.m.requests, self.m.queues, self.m.clock, number, 0.0)
         if self.ahead:
             self._prepare_missing()
-        while (why := run(self.m)) != OVER:
+        while (why := run(*self.m)) != OVER:
             if why == GROW:
                 self._grow()
             elif self.ahead:
@@ -86,7 +85,7 @@ class FastRun:
     # turns
 
     def _prepare_missing(self) -> None:
-        for number in np.flatnonzero(self.m.turns[:, fs.T_READY] == 0).tolist():
+        for number in np.flatnonzero(self.m.requests[:, fs.T_READY] == 0).tolist():
             user = self.users[number]
             user.dialogue.receive(user.answer())
             self._prepare(number)
@@ -94,7 +93,7 @@ class FastRun:
         self._sync()
 
     def _prepare_due(self) -> None:
-        for number, tokens in self.m.replies[: self.m.s[fs.S_REPLIES]].tolist():
+        for number, tokens in self.m.queues[: self.m.s[fs.S_REPLIES], fs.V_REPLY:fs.V_REPLY + 2].tolist():
             self.users[number].dialogue.receive(tokens)
             self._prepare(number)
         self._sync()
@@ -113,8 +112,8 @@ class FastRun:
             self.chains.extend(user.chain, dialogue.new)
         prompt = dialogue.prompt_tokens
         user.leaf = self.chains.reply(user.chain, prompt)
-        self.m.turns[number] = user.leaf, prompt, turn.output_tokens, 1
-        self.m.turn_time[number] = turn.think_time_s, self.frontend(turn.prompt_tokens)
+        self.m.requests[number, fs.T_CHAIN:fs.T_READY + 1] = user.leaf, prompt, turn.output_tokens, 1
+        self.m.clock[number, fs.X_THINK:fs.X_WAY + 1] = turn.think_time_s, self.frontend(turn.prompt_tokens)
 
     # arrays
 
@@ -128,7 +127,6 @@ class FastRun:
         for name, used in (("pieces", s[fs.S_PIECES]), ("entries", s[fs.S_ENTRIES])):
             self._double(name, int(used), 0)
         self._double("request_log", int(s[fs.S_REQUESTS]), 0)
-        self._double("request_send", int(s[fs.S_REQUESTS]), 0)
         self._double("token_log", int(s[fs.S_TOKENS]), 0)
         self._double("step_log", int(s[fs.S_STEPS]), 0)
 
@@ -144,29 +142,28 @@ class FastRun:
 
     def _log(self, duration_s: float) -> RunLog:
         m, s = self.m, self.m.s
-        count = int(s[fs.S_REQUESTS])
+        log = m.request_log[: s[fs.S_REQUESTS]]
         made = [0] * len(self.users)
         turns: list[Turn] = []
-        for user in m.request_log[:count, fs.Q_USER].tolist():
+        for user in log[:, fs.Q_USER].astype(int).tolist():
             turns.append(self.users[user].turns[made[user]])
             made[user] += 1
-        send_s = m.request_send[:count].tolist()
-        states = m.request_log[:count, fs.Q_STATE]
-        heap = sorted((float(m.heap_time[at]), *m.heap[at].tolist()) for at in range(int(s[fs.S_ARRIVALS])))
-        late = [user for _, _, user in heap if m.send[user] <= duration_s]  # on their way to the scheduler
+        # requests on their way to the scheduler
+        heap = sorted((float(m.clock[at, fs.X_ARRIVAL]), *m.queues[at, fs.V_ORDER:fs.V_USER + 1].tolist())
+                      for at in range(int(s[fs.S_ARRIVALS])))
+        late = [user for _, _, user in heap if m.clock[user, fs.X_SEND] <= duration_s]
         turns += [self.users[user].turns[made[user]] for user in late]
-        send_s += [float(m.send[user]) for user in late]
-        pad = [fs.NONE] * len(late)
+        send_s = log[:, fs.Q_SEND].tolist() + [float(m.clock[user, fs.X_SEND]) for user in late]
+        states = np.append(log[:, fs.Q_STATE], np.zeros(len(late)))
         state = np.where(states == 1, DONE, np.where(states >= 2, REFUSED, WAITING)).astype(np.int8)
+        pad = np.full(len(late), fs.NONE)
         tokens = m.token_log[: s[fs.S_TOKENS]]
         steps = m.step_log[: s[fs.S_STEPS]]
         return RunLog(
-            turns, send_s, np.append(state, np.full(len(late), WAITING, dtype=np.int8)),
-            np.append(m.request_log[:count, fs.Q_CACHED], pad).astype(np.int64),
-            np.append(m.request_log[:count, fs.Q_ADMIT], pad).astype(np.int64),
-            tokens[:, 0].copy(), tokens[:, 1].copy(),
+            turns, send_s, state, np.append(log[:, fs.Q_CACHED], pad).astype(np.int64),
+            np.append(log[:, fs.Q_ADMIT], pad).astype(np.int64), tokens[:, 0].copy(), tokens[:, 1].copy(),
             {name: steps[:, index].copy() for index, name in enumerate(STEP_COLUMNS)},
-            {number: _REFUSAL[code] for number, code in enumerate(states.tolist()) if code >= 2},
+            {number: _REFUSAL[int(code)] for number, code in enumerate(states) if code >= 2},
         ).until(duration_s)
 
 
@@ -178,23 +175,23 @@ def _allocate(engine: EmbeddedEngine, users: int, chains: np.ndarray) -> fs.Stat
         return np.zeros(shape, dtype=np.int64)
 
     compiled = engine.step_time.compiled(max(flags.max_num_batched_tokens, users))
-    scalars = whole(fs.S_COLUMNS)
+    table = np.zeros((3, max(compiled.table.shape[1], len(compiled.coeffs))))
+    table[:2, :compiled.table.shape[1]] = compiled.table
+    table[2, :len(compiled.coeffs)] = compiled.coeffs
+    scalars = _configuration(engine, users)
     scalars[[fs.S_LRU_HEAD, fs.S_LRU_TAIL, fs.S_PIECE_FREE, fs.S_ENTRY_FREE]] = fs.NONE
     scalars[fs.S_UNHASHED] = engine.num_blocks - 1
     margin = 2 * (24 * users + 2 * longest)
     return fs.State(
-        k=_configuration(engine), s=scalars, times=np.zeros(2), pieces=whole(margin, fs.P_COLUMNS), chains=chains,
-        entries=whole(margin, fs.E_COLUMNS), requests=whole(users, fs.R_COLUMNS), turns=whole(users, fs.T_COLUMNS),
-        turn_time=np.zeros((users, 2)), send=np.zeros(users), running=whole(users), waiting=whole(2 * users),
-        heap_time=np.zeros(users), heap=whole(users, 2), replies=whole(users, 2), reply_time=np.zeros(users),
-        plan=whole(2, users, 3), plan_size=whole(2), sums=np.zeros((2, fs.B_COLUMNS)), hits=whole(2, longest, 3),
-        path=whole(_DEPTH, 2), scratch=whole(max(longest, users)), request_log=whole(4 * users + 4096, fs.Q_COLUMNS),
-        request_send=np.zeros(4 * users + 4096), token_log=whole(4 * users + 65536, 2),
-        step_log=np.zeros((8192, 2 + fs.B_COLUMNS)), table=compiled.table, coeffs=compiled.coeffs)
+        s=scalars, pieces=whole(margin, fs.P_COLUMNS), chains=chains, entries=whole(margin, fs.E_COLUMNS),
+        requests=whole(users, fs.U_COLUMNS), work=whole(longest + users + MAX_DEPTH, fs.W_COLUMNS),
+        queues=whole(2 * users, fs.V_COLUMNS), sums=np.zeros((3, fs.B_COLUMNS)),
+        clock=np.zeros((users, fs.X_COLUMNS)), request_log=np.zeros((4 * users + 4096, fs.Q_COLUMNS)),
+        token_log=whole(4 * users + 65536, 2), step_log=np.zeros((8192, 2 + fs.B_COLUMNS)), table=table)
 
 
-def _configuration(engine: EmbeddedEngine) -> np.ndarray:
-    """The constants of a run, by `K_…`."""
+def _configuration(engine: EmbeddedEngine, users: int) -> np.ndarray:
+    """The scalars, with the constants of a run by `K_…`."""
     flags, model = engine.flags, engine.model
     windows = kv_windows(model)
     window = max(windows)
@@ -202,7 +199,8 @@ def _configuration(engine: EmbeddedEngine) -> np.ndarray:
     depth = 2 if flags.async_scheduling else 1
     in_flight = flags.max_num_batched_tokens * depth
     retention = flags.prefix_cache_retention_interval
-    k = np.zeros(fs.K_COLUMNS, dtype=np.int64)
+    k = np.zeros(fs.S_COLUMNS, dtype=np.int64)
+    k[fs.K_USERS] = users
     k[fs.K_BLOCK], k[fs.K_GROUPS] = size, len(windows)
     k[fs.K_FULL] = windows.index(0) if 0 in windows else fs.NONE
     k[fs.K_SLIDING] = windows.index(window) if window else fs.NONE

@@ -20,173 +20,170 @@ OVER, PREPARE, GROW = range(3)
 
 
 @njit
-def step_seconds(m, b):
-    """Duration of planned step `b`: the formula of `steptime_compiled`, term for term."""
-    sums, c = m.sums[b], m.coeffs
-    tokens = int(sums[0])
+def step_seconds(batch, table):
+    """Duration of a planned step: the formula of `steptime_compiled`, term for term."""
+    c = table[2]
+    tokens = int(batch[0])
     if tokens == 0:
         return 0.0
-    time = (m.table[0, tokens] + m.table[1, int(sums[9])] + c[0] + c[2] * sums[1] + c[3] * sums[2]
-            + c[4] * sums[3] + c[9] + c[10] * (sums[1] + sums[4]))
-    if sums[4] > 0:
-        time += (c[1] + c[5] * sums[5] + c[6] * sums[6] + c[7] * sums[7] + c[8] * sums[8] + c[11])
+    time = (table[0, tokens] + table[1, int(batch[9])] + c[0] + c[2] * batch[1] + c[3] * batch[2]
+            + c[4] * batch[3] + c[9] + c[10] * (batch[1] + batch[4]))
+    if batch[4] > 0:
+        time += (c[1] + c[5] * batch[5] + c[6] * batch[6] + c[7] * batch[7] + c[8] * batch[8] + c[11])
         if time < c[12]:
             time = c[12]
     return time
 
 
 @njit
-def heap_push(m, time, user):
+def heap_push(s, queues, clock, time, user):
     """An arrival; equal times keep the order in which they were planned."""
-    order = m.s[S_ORDER]
-    m.s[S_ORDER] += 1
-    at = m.s[S_ARRIVALS]
-    m.s[S_ARRIVALS] += 1
+    order = s[S_ORDER]
+    s[S_ORDER] += 1
+    at = s[S_ARRIVALS]
+    s[S_ARRIVALS] += 1
     while at > 0:
         up = (at - 1) // 2
-        if m.heap_time[up] < time or (m.heap_time[up] == time and m.heap[up, 0] < order):
+        if clock[up, X_ARRIVAL] < time or (clock[up, X_ARRIVAL] == time and queues[up, V_ORDER] < order):
             break
-        m.heap_time[at] = m.heap_time[up]
-        m.heap[at, 0], m.heap[at, 1] = m.heap[up, 0], m.heap[up, 1]
+        clock[at, X_ARRIVAL] = clock[up, X_ARRIVAL]
+        queues[at, V_ORDER], queues[at, V_USER] = queues[up, V_ORDER], queues[up, V_USER]
         at = up
-    m.heap_time[at] = time
-    m.heap[at, 0], m.heap[at, 1] = order, user
+    clock[at, X_ARRIVAL] = time
+    queues[at, V_ORDER], queues[at, V_USER] = order, user
 
 
 @njit
-def heap_pop(m):
-    user = m.heap[0, 1]
-    m.s[S_ARRIVALS] -= 1
-    size = m.s[S_ARRIVALS]
-    time, order, moved = m.heap_time[size], m.heap[size, 0], m.heap[size, 1]
+def heap_pop(s, queues, clock):
+    user = queues[0, V_USER]
+    s[S_ARRIVALS] -= 1
+    size = s[S_ARRIVALS]
+    time, order, moved = clock[size, X_ARRIVAL], queues[size, V_ORDER], queues[size, V_USER]
     at = 0
     while 2 * at + 1 < size:
         down = 2 * at + 1
         right = down + 1
-        if right < size and (m.heap_time[right] < m.heap_time[down] or (
-                m.heap_time[right] == m.heap_time[down] and m.heap[right, 0] < m.heap[down, 0])):
+        if right < size and (clock[right, X_ARRIVAL] < clock[down, X_ARRIVAL] or (
+                clock[right, X_ARRIVAL] == clock[down, X_ARRIVAL] and queues[right, V_ORDER] < queues[down, V_ORDER])):
             down = right
-        if time < m.heap_time[down] or (time == m.heap_time[down] and order < m.heap[down, 0]):
+        if time < clock[down, X_ARRIVAL] or (time == clock[down, X_ARRIVAL] and order < queues[down, V_ORDER]):
             break
-        m.heap_time[at] = m.heap_time[down]
-        m.heap[at, 0], m.heap[at, 1] = m.heap[down, 0], m.heap[down, 1]
+        clock[at, X_ARRIVAL] = clock[down, X_ARRIVAL]
+        queues[at, V_ORDER], queues[at, V_USER] = queues[down, V_ORDER], queues[down, V_USER]
         at = down
-    m.heap_time[at] = time
-    m.heap[at, 0], m.heap[at, 1] = order, moved
+    clock[at, X_ARRIVAL] = time
+    queues[at, V_ORDER], queues[at, V_USER] = order, moved
     return user
 
 
 @njit
-def depart(m):
+def depart(s, requests, queues, clock):
     """Users whose reply came think and will send; False when a next turn is not prepared yet."""
-    s = m.s
     for index in range(s[S_REPLIES]):
-        if m.turns[m.replies[index, 0], T_READY] == 0:
+        if requests[queues[index, V_REPLY], T_READY] == 0:
             return False
     for index in range(s[S_REPLIES]):
-        user = m.replies[index, 0]
-        take_turn(m, user, m.reply_time[index])
+        take_turn(s, requests, queues, clock, queues[index, V_REPLY], clock[index, X_REPLY])
     s[S_REPLIES] = 0
     return True
 
 
 @njit
-def take_turn(m, user, now):
+def take_turn(s, requests, queues, clock, user, now):
     """The prepared turn becomes the one that is under way."""
-    q, t = m.requests, m.turns
-    q[user, R_CHAIN], q[user, R_PROMPT] = t[user, T_CHAIN], t[user, T_PROMPT]
-    q[user, R_MOST] = t[user, T_PROMPT] + t[user, T_OUTPUT]
-    t[user, T_READY] = 0
-    m.s[S_UNREADY] += 1
-    m.send[user] = now + m.turn_time[user, 0]
-    heap_push(m, m.send[user] + m.turn_time[user, 1], user)
+    q = requests
+    q[user, R_CHAIN], q[user, R_PROMPT] = q[user, T_CHAIN], q[user, T_PROMPT]
+    q[user, R_MOST] = q[user, T_PROMPT] + q[user, T_OUTPUT]
+    q[user, T_READY] = 0
+    s[S_UNREADY] += 1
+    send = now + clock[user, X_THINK]
+    clock[user, X_SEND] = send
+    heap_push(s, queues, clock, send + clock[user, X_WAY], user)
 
 
 @njit
-def arrive(m, user, now):
+def arrive(s, requests, queues, clock, request_log, user, now):
     """The request reaches the scheduler; False when it is refused."""
-    k, s, q = m.k, m.s, m.requests
+    q = requests
     number = s[S_REQUESTS]
     s[S_REQUESTS] += 1
-    m.request_log[number, Q_USER], m.request_log[number, Q_CACHED] = user, NONE
-    m.request_log[number, Q_ADMIT], m.request_log[number, Q_STATE] = NONE, 0
-    m.request_send[number] = m.send[user]
-    full = 0 <= k[K_QUEUE] < s[S_LIVE] + 1
-    if full or q[user, R_PROMPT] >= k[K_MAX_LEN]:
-        m.request_log[number, Q_STATE] = 3 if full else 2
-        m.replies[s[S_REPLIES], 0], m.replies[s[S_REPLIES], 1] = user, 0
-        m.reply_time[s[S_REPLIES]] = now
-        s[S_REPLIES] += 1
+    row = request_log[number]
+    row[Q_USER], row[Q_CACHED], row[Q_ADMIT], row[Q_STATE], row[Q_SEND] = user, NONE, NONE, 0, clock[user, X_SEND]
+    full = 0 <= s[K_QUEUE] < s[S_LIVE] + 1
+    if full or q[user, R_PROMPT] >= s[K_MAX_LEN]:
+        row[Q_STATE] = 3 if full else 2
+        at = s[S_REPLIES]
+        queues[at, V_REPLY], queues[at, V_REPLY_TOKENS] = user, 0
+        clock[at, X_REPLY] = now
+        s[S_REPLIES] = at + 1
         return False
-    q[user, R_NUMBER], q[user, R_TOKENS] = number, q[user, R_PROMPT]
-    for column in range(R_COLUMNS):
-        if column > R_TOKENS and column != R_MOST:
+    for column in range(R_TOKENS + 1, R_COLUMNS):
+        if column != R_MOST:
             q[user, column] = 0
+    q[user, R_NUMBER], q[user, R_TOKENS] = number, q[user, R_PROMPT]
     q[user, R_STATUS], q[user, R_CACHED] = WAITING, NONE
-    for group in range(k[K_GROUPS]):
+    for group in range(s[K_GROUPS]):
         q[user, R_GROUPS + 3 * group + 1] = q[user, R_GROUPS + 3 * group + 2] = NONE
-    m.waiting[(s[S_WAIT_HEAD] + s[S_WAITING]) % len(m.waiting)] = user
+    queues[(s[S_WAIT_HEAD] + s[S_WAITING]) % len(queues), V_WAITING] = user
     s[S_WAITING] += 1
     s[S_LIVE] += 1
     return True
 
 
 @njit
-def must_grow(m):
+def must_grow(s, pieces, entries, work, request_log, token_log, step_log):
     """Whether the arrays might not hold what one step adds."""
-    s = m.s
-    users = len(m.running)
-    return (s[S_PIECES] + 24 * users + 2 * len(m.scratch) > len(m.pieces)
-            or s[S_ENTRIES] + 24 * users + 2 * len(m.scratch) > len(m.entries)
-            or s[S_REQUESTS] + users + 1 > len(m.request_log) or s[S_TOKENS] + users > len(m.token_log)
-            or s[S_STEPS] + 2 > len(m.step_log))
+    margin = 24 * s[K_USERS] + 2 * len(work)
+    return (s[S_PIECES] + margin > len(pieces) or s[S_ENTRIES] + margin > len(entries)
+            or s[S_REQUESTS] + s[K_USERS] + 1 > len(request_log) or s[S_TOKENS] + s[K_USERS] > len(token_log)
+            or s[S_STEPS] + 2 > len(step_log))
 
 
 def _make_run(digest: int):
     @njit(cache=True, nogil=True)
-    def run(m):
+    def run(s, pieces, chains, entries, requests, work, queues, sums, clock, request_log, token_log, step_log, table):
         if digest == 0:  # never: it keeps the digest part of the cache's key
             return OVER
-        s, k = m.s, m.k
+        times = sums[2]
         while True:
-            if s[S_REPLIES] > 0 and not depart(m):
+            if s[S_REPLIES] > 0 and not depart(s, requests, queues, clock):
                 return PREPARE
-            if m.times[0] > m.times[1]:
+            if times[F_NOW] > times[F_END]:
                 return OVER
-            if must_grow(m):
+            if must_grow(s, pieces, entries, work, request_log, token_log, step_log):
                 return GROW
             refused = False
-            while s[S_ARRIVALS] > 0 and m.heap_time[0] <= m.times[0]:
-                time = m.heap_time[0]
-                user = heap_pop(m)
-                if not arrive(m, user, time):
+            while s[S_ARRIVALS] > 0 and clock[0, X_ARRIVAL] <= times[F_NOW]:
+                time = clock[0, X_ARRIVAL]
+                user = heap_pop(s, queues, clock)
+                if not arrive(s, requests, queues, clock, request_log, user, time):
                     refused = True
                     break
             if refused:
                 continue
-            if k[K_AHEAD] and s[S_UNREADY] >= k[K_AHEAD]:
+            if s[K_AHEAD] and s[S_UNREADY] >= s[K_AHEAD]:
                 return PREPARE
-            while s[S_PLANNED] < k[K_DEPTH] and s[S_RUNNING] + s[S_WAITING] > 0:
-                tokens = plan(m, (s[S_PLAN_HEAD] + s[S_PLANNED]) % 2)
+            while s[S_PLANNED] < s[K_DEPTH] and s[S_RUNNING] + s[S_WAITING] > 0:
+                tokens = plan(s, pieces, chains, entries, requests, work, queues, sums, request_log,
+                              (s[S_PLAN_HEAD] + s[S_PLANNED]) % 2)
                 if tokens == 0 and s[S_PLANNED] == 0:
                     break
                 s[S_PLANNED] += 1
             if s[S_PLANNED] == 0:
                 if s[S_ARRIVALS] == 0:
                     return OVER
-                m.times[0] = m.heap_time[0]
+                times[F_NOW] = clock[0, X_ARRIVAL]
                 continue
             b = s[S_PLAN_HEAD]
             step = s[S_STEPS]
-            row = m.step_log[step]
-            row[0] = m.times[0]
-            m.times[0] += step_seconds(m, b)
-            row[1] = m.times[0]
-            row[2:] = m.sums[b]
+            step_log[step, 0] = times[F_NOW]
+            times[F_NOW] += step_seconds(sums[b], table)
+            step_log[step, 1] = times[F_NOW]
+            step_log[step, 2:] = sums[b]
             s[S_STEPS] = step + 1
             s[S_PLAN_HEAD] = (b + 1) % 2
             s[S_PLANNED] -= 1
-            apply(m, b, step, m.times[0])
+            apply(s, pieces, chains, entries, requests, work, queues, sums, clock, request_log, token_log, b, step)
 
     return run
 

@@ -36,58 +36,58 @@ E_COLUMNS = 6
 R_COLUMNS = R_GROUPS + 3 * 2
 ABSENT, WAITING, RUNNING, PREEMPTED = range(4)
 
-# the next turn of a user, prepared ahead: leaf chain, prompt tokens, output tokens, whether it is there
-T_CHAIN, T_PROMPT, T_OUTPUT, T_READY = range(4)
-T_COLUMNS = 4
+# further columns of requests: the user's next turn, prepared ahead: leaf chain, prompt tokens, output tokens, whether
+# it is there
+T_CHAIN, T_PROMPT, T_OUTPUT, T_READY = range(R_COLUMNS, R_COLUMNS + 4)
+U_COLUMNS = R_COLUMNS + 4
 
-# requests ever made: user, cached tokens, step of admission, state (runlog's)
-Q_USER, Q_CACHED, Q_ADMIT, Q_STATE = range(4)
-Q_COLUMNS = 4
+# times by user: think time and time to the scheduler of the next turn, send time of the turn under way; and two heaps
+# of times that belong to rows, not users: arrivals, replies
+X_THINK, X_WAY, X_SEND, X_ARRIVAL, X_REPLY = range(5)
+X_COLUMNS = 5
+
+# queues, one a column: running; waiting (a ring over all rows); heap of arrivals: order, user; replies: user, tokens;
+# two planned steps: user, tokens, whether it samples
+(V_RUNNING, V_WAITING, V_ORDER, V_USER, V_REPLY, V_REPLY_TOKENS, V_PLAN) = range(7)
+V_COLUMNS = V_PLAN + 2 * 3
+
+# work space, by column: ranges of a full hit (piece, first, end), of a sliding hit, path (chain, first block), pieces
+W_FULL, W_SLIDING, W_PATH, W_START, W_LIST = 0, 3, 6, 7, 8
+W_COLUMNS = 9
+
+# requests ever made: user, cached tokens, step of admission, state, send time
+Q_USER, Q_CACHED, Q_ADMIT, Q_STATE, Q_SEND = range(5)
+Q_COLUMNS = 5
 
 # scalars: pool, free lists, counters
 (S_UNHASHED, S_HASHED, S_LRU_HEAD, S_LRU_TAIL, S_PIECE_FREE, S_PIECES, S_ENTRY_FREE, S_ENTRIES, S_PUBLISHED,
  S_RUNNING, S_WAIT_HEAD, S_WAITING, S_REQUESTS, S_STEPS, S_TOKENS, S_ORDER, S_ARRIVALS, S_REPLIES, S_UNREADY,
  S_PLANNED, S_PLAN_HEAD, S_PREEMPTED, S_QUERIES, S_HITS, S_PATH, S_HITS_FULL, S_HITS_SLIDING, S_LIVE) = range(28)
-S_COLUMNS = 28
 
-# configuration
+# configuration, behind the scalars
 (K_BLOCK, K_GROUPS, K_FULL, K_SLIDING, K_WINDOW, K_NEED, K_CAP, K_POOL, K_CACHING, K_MAX_LEN, K_BUDGET, K_MAX_SEQS,
- K_THRESHOLD, K_RESERVE, K_DEPTH, K_WATERMARK, K_RETENTION, K_BATCH_WINDOW, K_QUEUE, K_AHEAD) = range(20)
-K_COLUMNS = 20
+ K_THRESHOLD, K_RESERVE, K_DEPTH, K_WATERMARK, K_RETENTION, K_BATCH_WINDOW, K_QUEUE, K_AHEAD, K_USERS) = range(30, 51)
+S_COLUMNS = 51
 
-# a planned step's sums: the batch, then the state after scheduling (runlog.STEP_COLUMNS without the times)
+# a planned step's sums: the batch, then the state after scheduling (runlog.STEP_COLUMNS without the times); the last
+# row of `sums` holds the time now, the end of the run, and the number of requests in either plan
 B_COLUMNS = 16
+F_NOW, F_END, F_SIZE = 0, 1, 2
 
 
 class State(NamedTuple):
-    """All arrays. int64 but for `times` (now, end of the run), `heap_time`, `send`, `turn_time`, `reply_time`,
-    `sums`, `step_log`."""
+    """All arrays, few and passed one by one: a compiled call pays for each."""
 
-    k: np.ndarray             # (K_COLUMNS,)
-    s: np.ndarray             # (S_COLUMNS,)
-    times: np.ndarray         # (2,)
-    pieces: np.ndarray        # (capacity, P_COLUMNS)
-    chains: np.ndarray        # (capacity, C_COLUMNS)
-    entries: np.ndarray       # (capacity, E_COLUMNS)
-    requests: np.ndarray      # (users, R_COLUMNS)
-    turns: np.ndarray         # (users, T_COLUMNS)
-    turn_time: np.ndarray     # (users, 2): think time, time from sending to the scheduler
-    send: np.ndarray          # (users,): send time of the turn under way
-    running: np.ndarray       # (users,)
-    waiting: np.ndarray       # (2 * users,) ring
-    heap_time: np.ndarray     # (users,)
-    heap: np.ndarray          # (users, 2): order, user
-    replies: np.ndarray       # (users, 2): user, tokens
-    reply_time: np.ndarray    # (users,)
-    plan: np.ndarray          # (2, users, 3): user, tokens, samples
-    plan_size: np.ndarray     # (2,)
-    sums: np.ndarray          # (2, B_COLUMNS)
-    hits: np.ndarray          # (2, longest, 3): piece, first, end
-    path: np.ndarray          # (depth, 2): chain, first block
-    scratch: np.ndarray       # (longest,)
-    request_log: np.ndarray   # (capacity, Q_COLUMNS)
-    request_send: np.ndarray  # (capacity,)
-    token_log: np.ndarray     # (capacity, 2): request, step
-    step_log: np.ndarray      # (capacity, 2 + B_COLUMNS)
-    table: np.ndarray         # step time, see steptime_compiled
-    coeffs: np.ndarray
+    s: np.ndarray             # int64 (S_COLUMNS,): scalars and configuration
+    pieces: np.ndarray        # int64 (capacity, P_COLUMNS)
+    chains: np.ndarray        # int64 (capacity, C_COLUMNS)
+    entries: np.ndarray       # int64 (capacity, E_COLUMNS)
+    requests: np.ndarray      # int64 (users, U_COLUMNS)
+    work: np.ndarray          # int64 (longest, W_COLUMNS)
+    queues: np.ndarray        # int64 (2 × users, V_COLUMNS)
+    sums: np.ndarray          # float64 (3, B_COLUMNS): two planned steps, times
+    clock: np.ndarray         # float64 (users, X_COLUMNS), seconds
+    request_log: np.ndarray   # float64 (capacity, Q_COLUMNS)
+    token_log: np.ndarray     # int64 (capacity, 2): request, step
+    step_log: np.ndarray      # float64 (capacity, 2 + B_COLUMNS)
+    table: np.ndarray         # float64 (3, tokens): step time, see steptime_compiled; the last row its coefficients
