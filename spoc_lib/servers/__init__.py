@@ -7,7 +7,7 @@ containers, and remote endpoints.
 
 from spoc_lib.servers.commands import launch_command, shell_command
 from spoc_lib.servers.failures import LaunchFailure
-from spoc_lib.servers.launch import Server, launch, warm_up
+from spoc_lib.servers.lifecycle import Server, launch, warm_up
 from spoc_lib.servers.process import TeardownFailure
 
 __all__ = ["LaunchFailure", "Server", "TeardownFailure", "launch", "launch_command", "shell_command", "warm_up"]

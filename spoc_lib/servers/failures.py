@@ -24,7 +24,7 @@ _PATTERNS: list[tuple[str, re.Pattern[str]]] = [(name, re.compile(pattern)) for 
     (OUT_OF_MEMORY, r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|std::bad_alloc"
                     r"|Cannot allocate memory|^\S*MemoryError|DefaultCPUAllocator: (can't|not enough)"),
     (PORT_BUSY, r"[Aa]ddress already in use|Errno 98|cannot listen on|port is already allocated"),
-    (MODEL_NOT_FOUND, r"Repository Not Found|RepositoryNotFoundError|Invalid repository ID|HFValidationError"
+    (MODEL_NOT_FOUND, r"Repository Not Found|RepositoryNotFoundError:|Invalid repository ID|HFValidationError:"
                       r"|is not a local folder and is not a valid model|does not appear to have a file named"
                       r"|LocalEntryNotFoundError|couldn't connect to .*huggingface|unknown (model|cluster) '"
                       r"|No such file or directory: '[^']*(config|tokenizer)[^']*\.json"),
@@ -36,6 +36,7 @@ _PATTERNS: list[tuple[str, re.Pattern[str]]] = [(name, re.compile(pattern)) for 
 )]
 #: What a traceback ends with.
 _EXCEPTION = re.compile(r"\b[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b|Segmentation fault|Fatal Python error")
+_HARMLESS = re.compile(r"^\S* ?(\([\w =-]+\)\s*)*(INFO|WARNING)\b|^\s+raise ")
 #: What a log line begins with before the message: process name, level, time, place.
 _PREFIX = re.compile(r"^(\([\w =-]+\)\s*)*((INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]+ \[[^\]]*\]\s*)?")
 
@@ -70,7 +71,7 @@ def diagnose(log_path: Path, exit_status: int | None, *, served: bool) -> Diagno
         number = next((number for number, line in enumerate(lines) if pattern.search(line)), None)
         line = None if number is None else lines[number]
         if line and "validation error" in line:  # pydantic: the sentence stands on the next line
-            line = quoted(line) + " " + " ".join(quoted(one) for one in lines[number + 1:number + 3])
+            line = f"{quoted(line)}: {quoted(' '.join(lines[number + 1:number + 3]).partition(' [type=')[0])}"
         if line is None or (served and name in (FREE_MEMORY, NO_KV_ROOM, BAD_FLAGS, PORT_BUSY, MODEL_NOT_FOUND)):
             continue
         if name == OUT_OF_MEMORY:
@@ -78,7 +79,7 @@ def diagnose(log_path: Path, exit_status: int | None, *, served: bool) -> Diagno
         return Diagnosis(name, quoted(line))
     if exit_status == 2 and not served:
         return Diagnosis(BAD_FLAGS, quoted(lines[-1]) if lines else "")
-    errors = [line for line in lines if _EXCEPTION.search(line)]
+    errors = [line for line in lines if _EXCEPTION.search(line) and not _HARMLESS.search(line)]
     return Diagnosis(CRASH, quoted((errors or lines or [""])[-1]))
 
 

@@ -123,9 +123,10 @@ def _attempt(cluster: Cluster, flags: Mapping[str, Any], folder: Path, port: int
     process = GuardedProcess(command.arguments, log, environment=command.environment, cleanup=command.cleanup)
     try:
         base_url, dcgm_url, identity = _wait(cluster, process, folder, log, chosen, started)
-    except BaseException:
+    except BaseException as error:
         process.stop()
-        if chosen:
+        lost = isinstance(error, LaunchFailure) and error.failure_class == failures.PORT_BUSY
+        if chosen and not lost:  # a lost port is somebody else's
             prove_port_free(chosen)
         raise
     server = Server(base_url, f"{base_url}/metrics", cluster.telemetry.dcgm_url or dcgm_url, identity.model,
