@@ -149,3 +149,40 @@ def fit(paths: Paths,
           "families": result.families.to_dict("records"), "output": output}, json, "\n".join(lines))
     if result.worst_error > TOLERANCE:
         raise typer.Exit(1)
+
+
+@app.command()
+def export(personas: Personas = "spoc",
+           form: Annotated[str, typer.Option("--format", help="mooncake, openai, sharegpt, aiperf, guidellm")] = (
+               "mooncake"),
+           output: Annotated[str, typer.Option("--output", "-o", help="JSON Lines file to write")] = "workload.jsonl",
+           traces: Annotated[list[str] | None, typer.Option("--from", help="traces instead of personas")] = None,
+           users: Users = 10, turns: Turns = 10, seed: Seed = 1, salt: Salt = 0, gap_cap_s: GapCap = 60.0,
+           start: Start = "cold", context_limit: ContextLimit = None, scale: Scale = 1.0, monorepo: Monorepo = None,
+           json: JsonOption = None) -> None:
+    """Write the workload in a peer's format, so that anyone can check it with their own tool.
+
+    Example: spoc workload export spoc --format aiperf --users 20 -o spoc-aiperf.jsonl
+    """
+    from spoc_lib.core.errors import InputError
+    from spoc_lib.core.files import replacing
+    from spoc_lib.workload import build_script
+    from spoc_lib.workload import export as exports
+    from spoc_lib.workload.corpus import Corpus
+    from spoc_lib.workload.importers import import_paths
+
+    if form not in exports.FORMATS:
+        raise InputError("unknown-format", f"unknown format '{form}': use one of {', '.join(exports.FORMATS)}")
+    if traces:
+        script = import_paths(list(traces)).script(seed, salt=salt, gap_cap_s=gap_cap_s, context_limit=context_limit)
+    else:
+        script = build_script(personas, seed, salt=salt, gap_cap_s=gap_cap_s, start=start, context_limit=context_limit,
+                              scale=scale)
+    extra = () if form == "mooncake" else (Corpus.from_directory(monorepo),)
+    count = 0
+    with replacing(output) as temporary, open(temporary, "wb") as handle:
+        for line in exports.lines(exports.FORMATS[form](script, users, turns, *extra)):
+            handle.write(line)
+            count += 1
+    emit({"format": form, "records": count, "output": output, "users": users, "turns": turns, **script.describe()},
+         json, f"{count} records of {users} users in {form}'s format: {output}")

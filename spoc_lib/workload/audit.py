@@ -17,6 +17,7 @@ from spoc_lib.workload.distributions import Distribution
 from spoc_lib.workload.geometry import LAYERS
 from spoc_lib.workload.messages import Conversation
 from spoc_lib.workload.personas import Persona, PersonaSet
+from spoc_lib.workload.plan import FIRST_PROMPT_RATIO
 from spoc_lib.workload.playback import Pace, Played, play, sessions_table
 from spoc_lib.workload.script import ConversationScript
 from spoc_lib.workload.sharing import Sharing, common_prefix_tokens, measure
@@ -168,9 +169,13 @@ def _quantities(script: ConversationScript, personas: PersonaSet, played: list[P
         ):
             values = np.asarray(collected.get((persona.name, quantity), []), dtype=float)
             if quantity == "first prompt, tokens":
-                most = script.limit(persona) if isinstance(script, Script) else np.inf
+                most = _longest_first_prompt(script, persona)
             rows.append(_compare(persona, quantity, getattr(persona, field), values, factor, most))
     return pd.DataFrame(rows)
+
+
+def _longest_first_prompt(script: ConversationScript, persona: Persona) -> float:
+    return int(script.limit(persona) * FIRST_PROMPT_RATIO) if isinstance(script, Script) else np.inf
 
 
 def _collect(played: list[Played], opening_turns: dict[str, int]) -> dict[tuple[str, str], list[float]]:
@@ -258,13 +263,16 @@ def _mix_gate(mix: pd.DataFrame, users: int) -> Gate:
 
 def _limit_gate(script: ConversationScript, personas: PersonaSet, played: list[Played]) -> Gate:
     """No request may ask for more than the context limit: the server would refuse it, and refusals are not latency."""
+    cuts = {p.name: _longest_first_prompt(script, p) for p in personas.personas}
     limits = {p.name: script.limit(p) for p in personas.personas} if isinstance(script, Script) else {}
     over = sum(item.turn.prompt_tokens + item.turn.output_tokens > limits.get(item.turn.persona, np.inf)
                for item in played)
     longest = max((item.turn.prompt_tokens for item in played), default=0)
+    cut = sum(item.turn.turn == 0 and item.turn.prompt_tokens >= cuts.get(item.turn.persona, np.inf)
+              for item in played)
     return Gate("context limit", over == 0, float(over), 0.0,
                 f"{over} of {len(played)} requests exceed their context limit; the longest prompt has {longest} "
-                "tokens.")
+                f"tokens; {cut} first prompts were cut to fit.")
 
 
 def _order_gate(played: list[Played]) -> Gate:

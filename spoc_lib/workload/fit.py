@@ -58,7 +58,7 @@ class Fit:
 
     @property
     def worst_error(self) -> float:
-        """Largest relative error at p25 to p90 of the fitted quantities (half a second, a step or a token is forgiven)."""
+        """Largest relative error at p25 to p90 of the fitted quantities (a half second, step or token forgiven)."""
         return float(self.table.loc[self.table.fitted, "worst_error"].max())
 
 

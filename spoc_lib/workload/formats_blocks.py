@@ -159,7 +159,7 @@ def _table_request(record: dict, at: int, k: int, block: int) -> Request:
 
 
 def mooncake(records: Iterable[tuple[str, Any]], first: int) -> tuple[list[Session], list]:
-    """Sessions from Mooncake's requests, which name no session.
+    """Sessions from Mooncake's requests, which name no session (where there is a `session_id`, it decides).
 
     A request continues the session whose last prompt it repeats whole (but for its last, partial block); a prefix of a
     single block is common ground, not a session. Gaps include the unknown service time.
@@ -169,6 +169,7 @@ def mooncake(records: Iterable[tuple[str, Any]], first: int) -> tuple[list[Sessi
     last_ids: list[list[int]] = []
     last_time: list[float] = []
     names: list[str] = []
+    by_name: dict[str, int] = {}
     skipped = []
     for name, record in records:
         try:
@@ -181,20 +182,27 @@ def mooncake(records: Iterable[tuple[str, Any]], first: int) -> tuple[list[Sessi
             continue
         kept, owner = index.longest(ids)
         session = owner[0] - first if owner else -1
-        continues = session >= 0 and 1 < len(last_ids[session]) <= len(ids) and kept >= len(last_ids[session]) - 1 and (
-            kept > 1)
+        named = record.get("session_id")
+        if named is not None:
+            session = by_name.setdefault(str(named), len(sessions))
+            continues = session < len(sessions)
+        else:
+            continues = session >= 0 and 1 < len(last_ids[session]) <= len(ids) and kept > 1 and (
+                kept >= len(last_ids[session]) - 1)
         kept_tokens = min(kept * MOONCAKE_BLOCK_TOKENS, prompt)
         if continues:
-            gap = time_s - last_time[session]
+            gap = number(record, "delay", default=None)
+            gap = time_s - last_time[session] if gap is None else gap / 1000
         else:
             session = len(sessions)
             sessions.append([])
             last_ids.append([])
             last_time.append(0.0)
-            names.append(name)
+            names.append(name if named is None else str(named))
             gap = None
         at: Owner = (first + session, len(sessions[session]))
-        sessions[session].append(Request(prompt, output, kept_tokens, owner, kept_tokens if continues else None,
+        own = min(shared_blocks(last_ids[session], ids) * MOONCAKE_BLOCK_TOKENS, prompt) if continues else None
+        sessions[session].append(Request(prompt, output, kept_tokens, owner, own,
                                          None if gap is None else max(0.0, gap), True, time_s))
         last_ids[session], last_time[session] = ids, time_s
         index.add(ids, at)

@@ -16,6 +16,8 @@ from spoc_lib.workload.template import MESSAGE_TOKENS, overhead_tokens
 
 #: The least that a turn appends: an empty tool result still has a few words.
 MIN_APPEND_TOKENS = 8
+#: The most of the context limit that a first or compacted prompt takes; longer ones are cut to it.
+FIRST_PROMPT_RATIO = 0.9
 #: The least of a first prompt that is a user's own.
 MIN_SESSION_TOKENS = 16
 
@@ -62,7 +64,7 @@ def draw(persona: Persona, seed: int, user: int, conversation: int, *, limit: in
     compact = persona.compact_to_tokens
     compacted = compact.ppf(u[4]) * scale if compact is not None else np.zeros(turns)
     least = overhead_tokens(2) + MIN_SESSION_TOKENS
-    room = max(least, int(limit * 0.95) - int(output.max()))
+    room = max(least, int(limit * FIRST_PROMPT_RATIO))
     start = max(least, round(float(persona.prompt_start_tokens.ppf(first[1])) * scale))
     return Plan(
         start_tokens=min(start, room),

@@ -103,6 +103,27 @@ def common_prefix_tokens(one: Turn, other: Turn) -> int:
     return shared
 
 
+def layout(before: list[tuple[int, int]] | None, turn: Turn,
+           ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """A prompt as runs (stream, tokens with the template's), and the same with the reply; `before`: the history."""
+    runs = [] if turn.starts or before is None else list(before)
+    side = ""
+    replies = [reply for _, reply in turn.history] + [0] * len(turn.append)
+    for segment, reply in zip(_opening(turn), replies, strict=True):
+        role = _role(segment, side)
+        runs.append((segment.stream, segment.tokens + (MESSAGE_TOKENS if role != side else 0)))
+        side = role
+        if reply:
+            runs.append((mix(segment.stream, 51), reply + MESSAGE_TOKENS))
+            side = "assistant"
+    return runs, [*runs, (mix(61, turn.user, turn.conversation, turn.turn), turn.output_tokens + MESSAGE_TOKENS)]
+
+
+def _role(segment: Segment, side: str) -> str:
+    """The message that a segment of an opening goes into; `side`: the one before it."""
+    return "system" if segment.layer in SHARED_LAYERS and side in ("", "system") else "user"
+
+
 def _opening(turn: Turn) -> list[Segment]:
     return [segment for segment, _ in turn.history] + list(turn.append)
 
@@ -144,7 +165,7 @@ class _Tree:
         parent, chain, side = -1, 0, ""
         replies = [reply for _, reply in turn.history] + [0] * len(turn.append)
         for segment, reply in zip(_opening(turn), replies, strict=True):
-            role = "system" if segment.layer in SHARED_LAYERS and not side.startswith("user") else "user"
+            role = _role(segment, side)
             lead = MESSAGE_TOKENS if role != side else 0
             side, start = role, 0
             for end in self._sorted[chain, segment.stream]:
@@ -158,7 +179,7 @@ class _Tree:
             if reply:
                 parent = self._node(parent, mix(segment.stream, 51), 0, reply + MESSAGE_TOKENS, REPLY)
                 runs.append(parent)
-                side = "user after a reply"
+                side = "assistant"
         return runs
 
     def _node(self, parent: int, stream: int, start: int, tokens: int, layer: str) -> int:

@@ -1,0 +1,103 @@
+"""Open arrivals: for those who plan by request rate instead of by users.
+
+New conversations arrive by themselves, whatever the server does; each is one user that plays one conversation and then
+falls silent. The drivers need nothing new: an arrival is the think time before a user's first turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from spoc_lib.core.errors import InputError
+from spoc_lib.workload.build import Script
+from spoc_lib.workload.identity import generator
+from spoc_lib.workload.imported import NEVER_S
+from spoc_lib.workload.script import ConversationScript, Segment, Turn, UserScript
+
+
+def arrival_times(rate_per_s: float, duration_s: float, seed: int, *, kind: Literal["poisson", "gamma"] = "poisson",
+                  cv: float = 1.0) -> np.ndarray:
+    """Times of arrivals in [0, duration_s), ascending, in seconds.
+
+    poisson: independent arrivals; gamma: gaps of coefficient of variation `cv` (above 1: bursts, below 1: regular).
+    """
+    if not rate_per_s > 0 or not duration_s > 0:
+        raise InputError("bad-arrivals", f"rate_per_s ({rate_per_s:g}) and duration_s ({duration_s:g}) must be above 0")
+    if kind not in ("poisson", "gamma"):
+        raise InputError("bad-arrivals", f"kind of arrivals must be 'poisson' or 'gamma', not '{kind}'")
+    if not cv > 0:
+        raise InputError("bad-arrivals", f"cv must be above 0, not {cv:g}")
+    shape = 1.0 if kind == "poisson" else 1 / cv**2
+    rng = generator(seed, 81)
+    times: list[np.ndarray] = []
+    now = 0.0
+    while now < duration_s:
+        gaps = rng.gamma(shape, 1 / (rate_per_s * shape), size=max(64, int(rate_per_s * duration_s)))
+        batch = now + np.cumsum(gaps)
+        times.append(batch)
+        now = float(batch[-1])
+    every = np.concatenate(times)
+    return np.round(every[every < duration_s], 6)
+
+
+@dataclass(frozen=True)
+class OpenScript:
+    """A `ConversationScript` of arrivals: user n comes at `times_s[n]`, plays one conversation of `script` and ends.
+
+    Ask for `len(times_s)` users; more of them are never due.
+    """
+
+    script: ConversationScript
+    times_s: tuple[float, ...]
+
+    @property
+    def seed(self) -> int:
+        return self.script.seed
+
+    @property
+    def salt(self) -> int:
+        return self.script.salt
+
+    @property
+    def gap_cap_s(self) -> float:
+        return getattr(self.script, "gap_cap_s", NEVER_S)
+
+    def user(self, number: int) -> UserScript:
+        at = self.times_s[number] if number < len(self.times_s) else NEVER_S
+        return _Arrival(self.script.user(number), at)
+
+    def users(self, count: int) -> Iterator[UserScript]:
+        return (self.user(number) for number in range(count))
+
+    def describe(self) -> dict:
+        return {**getattr(self.script, "describe", dict)(), "arrivals": len(self.times_s)}
+
+
+def open_script(script: Script, rate_per_s: float, duration_s: float, *, kind: Literal["poisson", "gamma"] = "poisson",
+                cv: float = 1.0) -> OpenScript:
+    """Conversations of `script` (started cold) that arrive at a rate of `rate_per_s` conversations a second."""
+    times = arrival_times(rate_per_s, duration_s, script.seed, kind=kind, cv=cv)
+    return OpenScript(replace(script, start="cold"), tuple(times.tolist()))
+
+
+class _Arrival:
+    """One user of an `OpenScript`."""
+
+    def __init__(self, user: UserScript, at_s: float) -> None:
+        self.persona, self.user = user.persona, user.user
+        self._inner, self._at_s = user, at_s
+        self._conversation: int | None = None
+
+    def next(self, history_tokens: int) -> Turn:
+        turn = self._inner.next(history_tokens)
+        if self._conversation is None:
+            self._conversation = turn.conversation
+            return replace(turn, think_time_s=self._at_s)
+        if turn.conversation != self._conversation:
+            return replace(turn, think_time_s=NEVER_S, append=(Segment(turn.append[-1].stream, 16, "session"),),
+                           starts=True, history=(), prompt_tokens=22, output_tokens=1)
+        return turn
