@@ -45,6 +45,7 @@ class Pacer:
     """Writes the tokens of all open streams, each by its own timer.
 
     `late_s` are the server's own delays (true write minus deadline), sampled; they bound what a client can show.
+    `stream_seconds` is the integral of open streams over time: two reports give the mean that was in flight.
     `writes`: label to the times of its tokens, kept only with `log`.
     """
 
@@ -55,6 +56,8 @@ class Pacer:
     peak: int = 0
     served: int = 0
     tokens: int = 0
+    stream_seconds: float = 0.0
+    changed_s: float = field(default_factory=time.monotonic)
     late_s: list[float] = field(default_factory=list)
     writes: dict[str, list[float]] = field(default_factory=dict)
 
@@ -65,8 +68,7 @@ class Pacer:
         label = LABEL.search(body) if self.log else None
         times = self.writes.setdefault(label[1].decode(), []) if label else None
         token, finished = framed(CHUNK), loop.create_future()
-        self.streams += 1
-        self.peak = max(self.peak, self.streams)
+        self._change(1)
         writer.write(HEAD + framed(ROLE))
 
         def write(index: int) -> None:
@@ -91,7 +93,7 @@ class Pacer:
         try:
             await finished
         finally:
-            self.streams -= 1
+            self._change(-1)
         usage = {"id": "chatcmpl-0", "object": "chat.completion.chunk", "choices": [],
                  "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": count,
                            "total_tokens": prompt_tokens + count}}
@@ -99,11 +101,20 @@ class Pacer:
         self.served += 1
         await writer.drain()
 
+    def _change(self, by: int) -> None:
+        now = time.monotonic()
+        self.stream_seconds += self.streams * (now - self.changed_s)
+        self.changed_s = now
+        self.streams += by
+        self.peak = max(self.peak, self.streams)
+
     def report(self) -> dict:
+        self._change(0)
         use = resource.getrusage(resource.RUSAGE_SELF)
         late = sorted(self.late_s) or [0.0]
         return {"ttft_s": self.ttft_s, "itl_s": self.itl_s, "streams": self.streams, "peak_streams": self.peak,
-                "served": self.served, "tokens": self.tokens, "cpu_s": use.ru_utime + use.ru_stime,
+                "served": self.served, "tokens": self.tokens, "stream_seconds": self.stream_seconds,
+                "time_s": self.changed_s, "cpu_s": use.ru_utime + use.ru_stime,
                 "late_p50_s": late[len(late) // 2], "late_p99_s": late[int(len(late) * 0.99)],
                 "late_max_s": late[-1]}
 
