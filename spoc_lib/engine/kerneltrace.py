@@ -43,7 +43,7 @@ def phase_of(prefills: int, decodes: int) -> str:
 
 def step_text(step: int, batch: Batch) -> str:
     """Text of the NVTX range around one engine step: its number, phase and batch, as key=value."""
-    values = " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+    values = " ".join(f"{name}={float(value)!r}" if "pairs" in name else f"{name}={int(value)}"
                       for name, value in batch._asdict().items())
     return f"spoc step={step} phase={phase_of(batch.prefills, batch.decodes)} {values}"
 

@@ -132,9 +132,9 @@ def _sentence(table: pd.DataFrame, wait_share: float, late: tuple[int, int] | No
     if late is None:
         return f"{waited[0].upper()}{waited[1:]}, and no single GPU is to blame."
     row = table.iloc[worst]
-    return (f"{waited[0].upper()}{waited[1:]}; GPU {late[1]} of process {late[0]} arrives last in {int(row['last'])} of "
-            f"them and causes {late_share:.0%} of the waiting ({row.caused_wait_ns / 1e6:.2f} ms): look at that GPU, "
-            f"its clocks and its host process.")
+    return (f"{waited[0].upper()}{waited[1:]}; GPU {late[1]} of process {late[0]} arrives last in "
+            f"{int(row['last'])} of them and causes {late_share:.0%} of the waiting "
+            f"({row.caused_wait_ns / 1e6:.2f} ms): look at that GPU, its clocks and its host process.")
 
 
 def _none(reason: str, unpaired: int = 0) -> Collectives:

@@ -69,8 +69,8 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
     report = shlex.quote(output)
     steps = [
         _start(cluster, flags, output),
-        Step("load it", f"spoc sweep run {cluster.name}", "bring the engine to the users of the capacity limit and wait "
-             "until its metrics are steady; a ramp shows a server that nobody runs"),
+        Step("load it", f"spoc sweep run {cluster.name}", "bring the engine to the users of the capacity limit and "
+             "wait until its metrics are steady; a ramp shows a server that nobody runs"),
         Step("pause DCGM's profiling counters", "dcgmi profpause",
              "they and nsys share one lock on the GPU's counters; the gap in the metrics is marked, not filled"),
         Step("open and close the window", f"curl -fsS -X POST {base}/start_profile && sleep {seconds:g} && "
@@ -87,7 +87,8 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
     notes = ["the engine needs /start_profile and /stop_profile, which vLLM offers from 0.13 on with "
              "--profiler-config.profiler cuda"]
     if cluster.engine.environment:
-        notes.append(f"set {', '.join(cluster.engine.environment)} as the cluster file does; values are not repeated here")
+        notes.append(f"set {', '.join(cluster.engine.environment)} as the cluster file does; values are not "
+                     f"repeated here")
     if find_nsys() is None:
         notes.append("nsys is not on this machine: run these steps where the engine runs")
     if cluster.hardware.gpu == "cpu":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,3 +122,21 @@ def table_ddl(ddl: str, table: str) -> str | None:
 @pytest.fixture
 def ddl_table():
     return table_ddl
+
+
+@pytest.fixture
+def spoc(monkeypatch, capsys):
+    """`spoc("decompose", …)`: the command line of the room, in this process; returncode, stdout and stderr."""
+    from spoc_lib import cli
+
+    def run(*arguments) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["spoc", "nsight", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code or 0
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=said.out, stderr=said.err)
+
+    return run

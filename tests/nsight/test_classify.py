@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -158,12 +156,7 @@ def test_a_faulty_rule_file_names_its_field(tmp_path):
         rule_book(path)
 
 
-def spoc(*arguments):
-    return subprocess.run([sys.executable, "-m", "spoc_lib", "nsight", *map(str, arguments)], capture_output=True,
-                          text=True)
-
-
-def test_the_command_reads_lists_and_csv(tmp_path):
+def test_the_command_reads_lists_and_csv(tmp_path, spoc):
     names = tmp_path / "names.txt"
     names.write_text("ncclDevKernel_AllGather_RING_LL(T1)\n\nfused_moe_kernel\n")
     assert json.loads(spoc("classify", names, "--json", "-").stdout) == {
