@@ -66,9 +66,10 @@ def confirm(role: str, trial: int, flags: Flags, http: Evaluator, twin: Evaluato
     folder.mkdir(parents=True, exist_ok=True)
     if progress:
         progress(f"confirming the {role} (trial {trial}) at {http.users} users over HTTP")
-    predicted = twin.evaluate(flags, _made(folder / "twin"))
-    twin_values = dict(zip(pareto.OBJECTIVES, predicted.values, strict=True))
+    twin_values = None
     try:
+        predicted = twin.evaluate(flags, _made(folder / "twin"))
+        twin_values = dict(zip(pareto.OBJECTIVES, predicted.values, strict=True))
         measured = http.evaluate(flags, _made(folder / "http"))
     except TrialFailure as failure:
         found = Confirmation(role, trial, dict(flags), http.users, None, twin_values, None, None, str(folder.name),

@@ -10,12 +10,16 @@ from typing import Any, Protocol
 
 from spoc_lib.core.errors import SpocError
 from spoc_lib.search.space import Flags
+from spoc_lib.sweep.interval import weighted_percentile
+from spoc_lib.sweep.slo import RungSamples
 
 #: Above this share of failed requests p95 is a failure itself: the trial has collapsed.
 ERROR_SHARE_CAP = 0.05
 #: A window in which fewer requests than this share of the users completed says nothing about a percentile.
 COMPLETIONS_PER_USER = 0.25
 MIN_COMPLETIONS = 5
+#: A bound below the limit of an SLO that is missed counts as this many limits.
+BEYOND = 1.01
 
 
 class TrialFailure(SpocError):
@@ -35,7 +39,7 @@ class Measurement:
 
     constraints: SLO name -> value / limit - 1, at most 0 where the SLO is met;
     rung: the row of RUNGS behind it; slo: rows of SLO_VERDICTS; duration_s: wall seconds that it cost;
-    samples: (n, 3) bootstrap replicates of the objectives (requests resampled by user), None where not made.
+    note: what a reader must know about the values (such as that one is a lower bound), else ''.
     """
 
     output_tokens_per_s: float
@@ -46,6 +50,7 @@ class Measurement:
     duration_s: float
     rung: dict[str, Any] = field(default_factory=dict)
     slo: list[dict[str, Any]] = field(default_factory=list)
+    note: str = ""
 
     @property
     def values(self) -> tuple[float, float, float]:
@@ -70,11 +75,16 @@ class Evaluator(Protocol):
 
 
 def measurement(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], *, users: int, driver: str,
-                duration_s: float) -> Measurement:
-    """A rung's summary as a measurement; TrialFailure `collapsed` when it is none."""
+                duration_s: float, samples: RungSamples | None = None) -> Measurement:
+    """A rung's summary as a measurement; TrialFailure `collapsed` when it is none.
+
+    samples: where given, a percentile that is infinite because requests were still waiting when the rung was cut
+    off becomes the time that they had waited: a lower bound, beyond the limit in any case. An overloaded trial is
+    then infeasible by a number that the search can follow, instead of a failure among failures.
+    """
     completed, failed = int(row["completed"]), int(row["failed"])
     if row["verdict"] == "invalid":
-        raise TrialFailure("collapsed", f"the rung is invalid: {row['reason'] or 'requests are unaccounted for'}")
+        raise TrialFailure("invalid-rung", f"the rung says nothing: {row['reason']}")
     if failed > ERROR_SHARE_CAP * max(1, completed + failed):
         raise TrialFailure("collapsed", f"{failed} of {completed + failed} requests failed "
                            f"(cap {ERROR_SHARE_CAP:.0%})")
@@ -82,12 +92,32 @@ def measurement(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], *, use
     if completed < needed:
         raise TrialFailure("collapsed", f"only {completed} requests completed at {users} users in the window "
                            f"(at least {needed} wanted)")
+    note = ""
+    if samples is not None:
+        row, slo, note = _bounded(row, slo, samples)
     values = [row["output_tokens_per_s"], row["ttft_p95_s"], row["itl_p95_s"]]
     if not all(value is not None and math.isfinite(value) for value in values):
         raise TrialFailure("collapsed", "a 95th percentile is infinite or missing: too many requests failed or "
                            "streamed no token in the window")
     return Measurement(*map(float, values), constraints=constraints(slo), driver=driver, duration_s=duration_s,
-                       rung=dict(row), slo=[dict(s) for s in slo])
+                       rung=dict(row), slo=[dict(s) for s in slo], note=note)
+
+
+def _bounded(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], samples: RungSamples
+             ) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
+    bounds = {}
+    for metric in ("ttft", "itl"):
+        if row[f"{metric}_p95_s"] == math.inf:
+            bounds[f"{metric}_p95_s"] = weighted_percentile(samples.samples(metric), 95)
+    verdicts = []
+    for verdict in map(dict, slo):
+        if verdict["value_s"] == math.inf:
+            waited = weighted_percentile(samples.samples(verdict["metric"], verdict["persona"]), verdict["percentile"])
+            verdict["value_s"] = max(waited, BEYOND * verdict["limit_s"])
+        verdicts.append(verdict)
+    note = "; ".join(f"p95 {name.split('_')[0].upper()} is at least {value:.2f} s: requests were still waiting when "
+                     f"the rung ended" for name, value in bounds.items())
+    return {**row, **bounds}, verdicts, note
 
 
 def constraints(slo: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.space import Flags, FlagSpace
 from spoc_lib.search.twin import ScriptFactory
 from spoc_lib.servers import LaunchFailure, launch
+from spoc_lib.sweep.slo import RungSamples
 
 VERSION_TIMEOUT_S = 120
 
@@ -49,14 +50,15 @@ class HttpEvaluator:
         write_text(folder / "command.txt", recommend.command(self.cluster, passed) + "\n")
         try:
             with launch(self.cluster, passed, folder) as server:
-                row, slo = self._load(server, folder, repeat)
+                row, slo, samples = self._load(server, folder, repeat)
         except LaunchFailure as failure:
             raise TrialFailure(failure.failure_class, failure.message) from failure
         write_json(folder / "rung.json", {"rung": row, "slo": slo, "engine": server.version,
                                           "startup_s": server.startup_s})
-        return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started)
+        return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started,
+                           samples=samples)
 
-    def _load(self, server, folder: Path, repeat: int) -> tuple[dict, list[dict]]:
+    def _load(self, server, folder: Path, repeat: int) -> tuple[dict, list[dict], RungSamples]:
         from spoc_lib.core.schemas import METRICS
         from spoc_lib.core.tables import write_table
         from spoc_lib.sweep.drivers import Timing, http_rung
@@ -70,9 +72,10 @@ class HttpEvaluator:
         except SpocError as error:
             raise TrialFailure("load-failed", error.message) from error
         write_table(folder / "metrics.parquet", rung.metrics, METRICS)
-        return summarise(rung.requests, rung.chunks, rung.metrics, rung.window, self.cluster.slos, self.users,
-                         self.driver, start_s=rung.start_s, end_s=rung.end_s, planned=rung.planned,
-                         client_limited=rung.client_limited, gap_cap_s=self.gap_cap_s)
+        row, slo = summarise(rung.requests, rung.chunks, rung.metrics, rung.window, self.cluster.slos,
+                             self.users, self.driver, start_s=rung.start_s, end_s=rung.end_s, planned=rung.planned,
+                             client_limited=rung.client_limited, gap_cap_s=self.gap_cap_s)
+        return row, slo, RungSamples(rung.requests, rung.chunks, rung.window, rung.end_s)
 
 
 def _quiet(line: str) -> None:

@@ -31,7 +31,7 @@ from spoc_lib.search.table import trials_table
 from spoc_lib.search.twin import ScriptFactory, TwinEvaluator, settle_s
 
 SETTINGS = "search.json"
-#: Share of a trial's seconds that pass before it is measured: at least, and (over HTTP) at most.
+#: Seconds before a trial is measured, as a share of the measured ones: at least, and (over HTTP) at most.
 WARMUP_SHARE, WARMUP_MOST = 0.25, 0.5
 TABLE_EVERY_S = 2.0
 HASHED_USERS, HASHED_TURNS = 8, 4
@@ -100,14 +100,15 @@ def screening_twin(cluster: Cluster, profile: Profile, space: FlagSpace,
 
 def http_evaluator(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory, *,
                    users: int) -> HttpEvaluator:
-    """Real load for profile.http_rung_s seconds, of which the crowd's settling, at most half, is not measured."""
+    """Real load: profile.http_rung_s measured seconds after the crowd's settling, for which half as long is waited
+    at most."""
     seconds = profile.http_rung_s
     try:
         settle_s = _settle_s(cluster, space, script_factory, users)
     except InputError:  # no twin for this engine, so no estimate either
         settle_s = 0.0
     warmup_s = min(WARMUP_MOST * seconds, max(WARMUP_SHARE * seconds, settle_s))
-    return HttpEvaluator(cluster, space, script_factory, users, seconds, warmup_s, profile.gap_cap_s)
+    return HttpEvaluator(cluster, space, script_factory, users, warmup_s + seconds, warmup_s, profile.gap_cap_s)
 
 
 def _settle_s(cluster: Cluster, space: FlagSpace, script_factory: ScriptFactory, users: int) -> float:

@@ -216,6 +216,8 @@ class SearchStudy:
             return self._fail(trial, record, "failed", failure.failure_class, failure.message)
         record |= {"duration_s": measured.duration_s, "constraints": measured.constraints,
                    "violation": measured.violation, "values": list(measured.values)}
+        if measured.note:
+            record["reason"] = measured.note
         return self._answer(trial, record, "complete" if measured.violation <= 0 else "infeasible")
 
     def _answer(self, trial: optuna.Trial, record: dict[str, Any], state: str) -> tuple[float, ...]:
@@ -246,7 +248,7 @@ class SearchStudy:
     def _line(self, trials: int) -> str:
         last = max((t for t in self.trials() if RECORD in t.user_attrs), key=lambda t: t.number)
         record = record_of(last)
-        told = (record["reason"] if "reason" in record else
+        told = (record["reason"] if "values" not in record else
                 "{:,.0f} tokens/s, p95 TTFT {:.2f} s, p95 ITL {:.1f} ms".format(
                     record["values"][0], record["values"][1], 1000 * record["values"][2]))
         return f"trial {self.answered()}/{trials} {record['state']}: {told}"

@@ -18,7 +18,10 @@ from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
+from spoc_lib.search.recorded import RecordedScript
 from spoc_lib.search.space import Flags, FlagSpace
+from spoc_lib.sweep.drivers import FreshUsers
+from spoc_lib.sweep.slo import RungSamples
 from spoc_lib.workload.script import ConversationScript
 
 #: Decodes share the steps that compute the first histories.
@@ -44,6 +47,7 @@ class TwinEvaluator:
     driver: str = "virtual"
 
     def __post_init__(self) -> None:
+        self._script = RecordedScript(self.script_factory(0))
         passport = self.engine(self.space.defaults).passport()
         self.version = (f"twin {version('spoc-workbench')} {passport['model']} {passport['gpu']}x"
                         f"{passport['gpu_count']} {passport['calibration_id']}")
@@ -56,7 +60,6 @@ class TwinEvaluator:
         """Measure `flags`; evidence: command, engine, requests, metrics, rung. The chunks are left out: the seed
         plays them again."""
         from spoc_lib.engine import virtual
-        from spoc_lib.sweep.drivers import FreshUsers
         from spoc_lib.sweep.rung import summarise
 
         started = time.monotonic()
@@ -64,7 +67,7 @@ class TwinEvaluator:
             engine = self.engine(flags)
         except InputError as error:
             raise TrialFailure("twin-refused", error.message) from error
-        script = FreshUsers(self.script_factory).script(repeat)
+        script = FreshUsers(self.script_factory).script(repeat) if repeat else self._script
         run = virtual.play(script, self.users, engine=engine, duration_s=self.duration_s, warmup_s=self.warmup_s)
         row, slo = summarise(run.requests, run.chunks, run.metrics, run.window, self.cluster.slos, self.users,
                              self.driver, gap_cap_s=self.gap_cap_s)
@@ -73,7 +76,8 @@ class TwinEvaluator:
         write_json(folder / "rung.json", {"rung": row, "slo": slo})
         write_table(folder / "requests.parquet", run.requests, schemas.REQUESTS)
         write_table(folder / "metrics.parquet", run.metrics, schemas.METRICS)
-        return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started)
+        return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started,
+                           samples=RungSamples(run.requests, run.chunks, run.window))
 
 
 def settle_s(script: ConversationScript, users: int, engine: EmbeddedEngine) -> float:
