@@ -101,12 +101,12 @@ def preflight(
         if vllm_url is None and spec.engine.base_url:
             vllm_url = spec.engine.base_url.rstrip("/").removesuffix("/v1") + "/metrics"
     if not (vllm_url or dcgm_url or prometheus_url):
-        raise InputError("no-target", "nothing to look at: the engine of this cluster does not run yet; give --vllm-url, "
-                         "--dcgm-url or --prometheus-url")
+        raise InputError("no-target", "nothing to look at: no address is known; give --vllm-url, --dcgm-url or "
+                         "--prometheus-url")
     found = look(vllm_url, dcgm_url, prometheus_url)
     ready = all(finding.present for finding in found if finding.required)
-    lines = [f"{'ok     ' if one.present else 'MISSING'} {one.what}: {one.detail}" + (f" -> {one.cost}" if one.cost else "")
-             for one in found]
+    lines = [f"{'ok     ' if one.present else 'MISSING'} {one.what}: {one.detail}"
+             + (f" -> {one.cost}" if one.cost else "") for one in found]
     emit({"ready": ready, "findings": found}, json, "\n".join(lines))
     if not ready:
         raise typer.Exit(1)

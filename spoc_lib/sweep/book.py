@@ -17,7 +17,7 @@ from spoc_lib.core.tables import as_table
 from spoc_lib.sweep.drivers import RungRecord, store
 from spoc_lib.sweep.rung import summarise
 from spoc_lib.sweep.saturation import step_figures
-from spoc_lib.sweep.slo import RungSamples, goodput
+from spoc_lib.sweep.slo import RungSamples, goodput, limit_curve
 from spoc_lib.telemetry.reconcile import reconcile
 from spoc_lib.telemetry.straggler import find_stragglers
 from spoc_lib.telemetry.timeline import window_summary
@@ -27,7 +27,8 @@ from spoc_lib.telemetry.timeline import window_summary
 class Entry:
     """What is kept of a rung. row, slo: RUNGS and SLO_VERDICTS; server: `window_summary`; steps:
     `step_figures`;
-    reconciliation: rows of `telemetry.reconcile` (over HTTP); on_ladder: it counts for the capacity."""
+    reconciliation: rows of `telemetry.reconcile` (over HTTP); on_ladder: it counts for the capacity; limits:
+    `slo.limit_curve`."""
 
     number: int
     key: dict[str, Any]
@@ -40,6 +41,7 @@ class Entry:
     stragglers: dict[str, Any] | None = None
     problems: list[str] = field(default_factory=list)
     on_ladder: bool = True
+    limits: list[dict[str, Any]] = field(default_factory=list)
 
 
 class RungBook:
@@ -95,7 +97,9 @@ class RungBook:
                             f"scrape less often")
         return Entry(number, key, row, slo, server, step_figures(record.steps, record.window, budget),
                      goodput(samples, self.slos), beside,
-                     asdict(find_stragglers(record.metrics, *record.window, chunks=record.chunks)), problems, on_ladder)
+                     asdict(find_stragglers(record.metrics, *record.window, chunks=record.chunks)), problems, on_ladder,
+                     limit_curve(samples, self.slos, rung=number, users=key["users"], driver=record.driver)
+                     if on_ladder else [])
 
     @property
     def ladder_entries(self) -> list[Entry]:
@@ -114,6 +118,11 @@ class RungBook:
         rows = [row for entry in self.ladder_entries if entry.row["verdict"] != "invalid" for row in entry.slo]
         return as_table(rows, SLO_VERDICTS).to_pandas()
 
+    def limits(self) -> pd.DataFrame:
+        """SLO_VERDICTS of the valid rungs on the ladder at other limits (`slo.limit_curve`)."""
+        rows = [row for entry in self.ladder_entries if entry.row["verdict"] != "invalid" for row in entry.limits]
+        return as_table(rows, SLO_VERDICTS).to_pandas()
+
     def invalid_users(self) -> list[int]:
         return [entry.row["users"] for entry in self.ladder_entries if entry.row["verdict"] == "invalid"]
 
@@ -128,5 +137,6 @@ def _restored(stored: dict[str, Any]) -> Entry:
         return math.nan if value is None and name in nan else value
 
     row = {name: number(name, value) for name, value in stored["row"].items()}
-    slo = [{name: number(name, value) for name, value in one.items()} for one in stored["slo"]]
-    return Entry(**{**stored, "row": row, "slo": slo})
+    slo, limits = ([{name: number(name, value) for name, value in one.items()} for one in stored[key]]
+                   for key in ("slo", "limits"))
+    return Entry(**{**stored, "row": row, "slo": slo, "limits": limits})

@@ -21,6 +21,8 @@ from spoc_lib.core.yamlfile import Strict
 from spoc_lib.telemetry.recorder import Recorder
 from spoc_lib.workload.script import ConversationScript
 
+#: A host busier than this during a rung over HTTP has no time left for punctual timers.
+HOST_BUSY = 0.9
 ScriptFactory = Callable[[int], ConversationScript]
 Say = Callable[[str], None]
 
@@ -112,10 +114,14 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
             f"{state['in_flight']} in flight, {state['completed']} answered, {state['failed']} failed")
 
     dcgm_url = cluster.telemetry.dcgm_url or server.dcgm_url
-    anchor = Anchor.now()
+    anchor, before = Anchor.now(), _host_seconds()
     with Recorder(server.metrics_url, dcgm_url, folder / "server_metrics.parquet") as recorder:
         run = load.run(plan, folder, told)
+    busy = _busy_ratio(before, _host_seconds())
     seen, problems = recorder.metrics, list(recorder.problems)
+    if busy is not None and busy > HOST_BUSY:
+        problems.append(f"this host's processors were {busy:.0%} busy during the HTTP rung with {users} users: late "
+                        f"timers of client and server are in its latencies")
     if cluster.telemetry.prometheus_url:
         seen, problems = _from_prometheus(cluster, anchor, recorder, problems)
     metrics = pd.concat([part for part in (run.metrics, seen) if len(part)], ignore_index=True) \
@@ -128,6 +134,21 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
         max(stop_s, float(ends)) if pd.notna(ends) else stop_s, int(run.summary["planned"]),
         bool(run.summary["client_limited"]), problems=problems,
         overhead_ratio=max(recorder.overhead().values(), default=None), load=run.summary)
+
+
+def _host_seconds() -> tuple[float, float] | None:
+    """(idle, all) processor seconds of this host since it started, where Linux tells."""
+    try:
+        fields = [float(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return fields[3] + fields[4], sum(fields)
+
+
+def _busy_ratio(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return 1 - (after[0] - before[0]) / (after[1] - before[1])
 
 
 def _personas(cluster: Cluster, script: ConversationScript, folder: Path) -> str:

@@ -109,23 +109,35 @@ def cross(all_margins: list[Margins], level: float = 0.9, *, shared_noise: bool 
     """
     if not all_margins or not any(one.users.size for one in all_margins):
         return Crossing(0.0, 0.0, math.inf, level, (0.0, math.inf), None, {})
-    random = np.random.default_rng(seed)
-    lows, highs, points, brackets = [], [], {}, {}
+    points, brackets = {}, {}
     for one in all_margins:
-        weights = 1.0 / ((one.down + one.up) / 2) ** 2
-        points[one.name], brackets[one.name] = _point(one, weights)
-        noise = random.standard_normal((REPLICATES, 1 if shared_noise else one.users.size))
-        drawn = one.margin + noise * np.where(noise < 0, one.down, one.up)
-        low, high = _brackets(one.users, isotonic(drawn, weights))
-        lows.append(low)
-        highs.append(high)
+        points[one.name], brackets[one.name] = _point(one, _weights(one))
     binding = min(points, key=points.get)
     users = points[binding]
+    lows, highs = draw(all_margins, shared_noise=shared_noise, seed=seed)
     tail = (1 - level) / 2
-    low = float(np.quantile(np.min(lows, axis=0), tail, method="inverted_cdf"))
-    high = float(np.quantile(np.min(highs, axis=0), 1 - tail, method="inverted_cdf"))
+    low = float(np.quantile(lows, tail, method="inverted_cdf"))
+    high = float(np.quantile(highs, 1 - tail, method="inverted_cdf"))
     return Crossing(users, min(low, users), max(high, users), level, brackets[binding],
                     binding if math.isfinite(users) else None, points)
+
+
+def draw(all_margins: list[Margins], *, shared_noise: bool = False, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Brackets of the crossing in `REPLICATES` fits through margins drawn anew: last users at which every SLO is met,
+    first at which one is missed."""
+    random = np.random.default_rng(seed)
+    lows, highs = [], []
+    for one in all_margins:
+        noise = random.standard_normal((REPLICATES, 1 if shared_noise else one.users.size))
+        drawn = one.margin + noise * np.where(noise < 0, one.down, one.up)
+        low, high = _brackets(one.users, isotonic(drawn, _weights(one)))
+        lows.append(low)
+        highs.append(high)
+    return np.min(lows, axis=0), np.min(highs, axis=0)
+
+
+def _weights(one: Margins) -> np.ndarray:
+    return 1.0 / ((one.down + one.up) / 2) ** 2
 
 
 def _point(one: Margins, weights: np.ndarray) -> tuple[float, tuple[float, float]]:

@@ -13,6 +13,7 @@ with too few samples for a p99 the upper end is +inf, not the maximum.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,6 +115,20 @@ def estimate(samples: Samples, q: float, level: float = 0.9, limit_s: float | No
     index = int(np.searchsorted(candidates, limit_s))
     return Estimate(value, low_s, high_s, len(samples), blocks.effective(index, at_or_beyond=False),
                     blocks.share(index), *blocks.share_bounds(index, at_or_beyond=False, tail=tail))
+
+
+def shares_beyond(samples: Samples, limits_s: Sequence[float], level: float = 0.9) -> list[Estimate]:
+    """`estimate` at several limits at once, of the shares alone (value_s NaN): how the share falls with the limit."""
+    if len(samples) == 0:
+        return [Estimate(math.nan, 0.0, math.inf, 0, 0.0)] * len(limits_s)
+    candidates = np.unique(np.asarray(limits_s, dtype=float))
+    blocks = Blocks(samples, candidates)
+    found = []
+    for index in np.searchsorted(candidates, limits_s):
+        low, high = blocks.share_bounds(int(index), at_or_beyond=False, tail=(1 - level) / 2)
+        found.append(Estimate(math.nan, 0.0, math.inf, len(samples), blocks.effective(int(index), at_or_beyond=False),
+                              blocks.share(int(index)), low, high))
+    return found
 
 
 def weighted_percentile(samples: Samples, q: float) -> float:

@@ -3,7 +3,8 @@
 Files in the sweep's folder
 - `rungs/NN/`: `rung.json` (written last: a rung without it was not finished and is run again),
   `requests.parquet`, `metrics.parquet`; over HTTP also `chunks.parquet` and the server's log;
-- `rungs.parquet`, `slo_verdicts.parquet`, `capacity.json`, `twin_vs_http.json`, `reconciliation.json`;
+- `rungs.parquet`, `slo_verdicts.parquet`, `slo_limits.parquet` (the same at other limits), `capacity.json`,
+  `twin_vs_http.json`, `reconciliation.json`;
 - `requests.parquet`, `metrics.parquet`: copies of the rung nearest to the limit, for the timeline.
 """
 
@@ -240,6 +241,7 @@ class _Sweep:
                     figures=twin_vs_http.to_dict("records"))))
         write_table(self.folder / "rungs.parquet", rungs, RUNGS)
         write_table(self.folder / "slo_verdicts.parquet", slo, SLO_VERDICTS)
+        write_table(self.folder / "slo_limits.parquet", self.book.limits(), SLO_VERDICTS)
         write_json(self.folder / "twin_vs_http.json", twin_vs_http.to_dict("records"))
         write_json(self.folder / "reconciliation.json", reconciliation.to_dict("records"))
         metrics, requests, window = self._timeline(limit)

@@ -21,7 +21,7 @@ import pandas as pd
 
 from spoc_lib.config import Slo
 from spoc_lib.core.errors import InputError
-from spoc_lib.sweep.interval import Estimate, Samples, estimate
+from spoc_lib.sweep.interval import Estimate, Samples, estimate, shares_beyond
 
 Window = tuple[float, float]
 EVERYBODY = "all"
@@ -238,6 +238,26 @@ def evaluate(samples: RungSamples, slos: Sequence[Slo], *, rung: int, users: int
              level: float = LEVEL) -> list[dict]:
     """One SLO_VERDICTS row an SLO."""
     return [slo_row(slo, samples.of(slo), rung=rung, users=users, driver=driver, level=level) for slo in slos]
+
+
+#: Limits at which a rung's SLOs are also looked at, as multiples of their own: how the answer moves with the SLA.
+MULTIPLES = (0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 5.0)
+
+
+def limit_curve(samples: RungSamples, slos: Sequence[Slo], *, rung: int, users: int, driver: str,
+                level: float = LEVEL) -> list[dict]:
+    """SLO_VERDICTS rows of each SLO with its limit times each of `MULTIPLES` (value_s, low_s, high_s: NaN)."""
+    rows = []
+    for slo in slos:
+        limits = [multiple * slo.limit_s for multiple in MULTIPLES]
+        chosen = samples.samples(slo.metric, slo.persona, max(limits))
+        for limit_s, found in zip(limits, shares_beyond(chosen, limits, level), strict=True):
+            rows.append(dict(
+                rung=rung, users=users, driver=driver, persona=slo.persona, metric=slo.metric,
+                percentile=float(slo.percentile), limit_s=limit_s, value_s=math.nan, low_s=math.nan, high_s=math.nan,
+                samples=found.samples, verdict=verdict(found, slo.percentile), beyond_ratio=found.beyond,
+                beyond_low_ratio=found.beyond_low, beyond_high_ratio=found.beyond_high, effective=found.effective))
+    return rows
 
 
 def goodput(samples: RungSamples, slos: Sequence[Slo]) -> dict:

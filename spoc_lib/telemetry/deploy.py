@@ -36,12 +36,11 @@ def write_deployment(folder: str | Path, vllm_urls: Sequence[str], dcgm_urls: Se
     if not 0.1 <= interval_s <= 60:
         raise InputError("bad-interval", f"--interval: {interval_s:g} s must be between 0.1 and 60 s")
     folder = Path(folder)
-    composed = prometheus_config(vllm_urls, dcgm_urls or [f"http://dcgm-exporter:{DCGM_PORT}/metrics"], interval_s)
     return [
         write_text(folder / "prometheus.yml", _yaml(prometheus_config(
             vllm_urls, dcgm_urls or [f"http://127.0.0.1:{DCGM_PORT}/metrics"], interval_s))),
         write_text(folder / COUNTERS_FILE, dcgm.counters_csv()),
-        write_text(folder / "compose.yaml", _yaml(_compose(interval_s, composed))),
+        write_text(folder / "compose.yaml", _yaml(_compose(interval_s))),
         write_text(folder / "kubernetes.yaml", "---\n".join(_yaml(one) for one in _kubernetes(vllm_urls, interval_s))),
     ]
 
@@ -80,10 +79,9 @@ def _exporter_arguments(interval_s: float) -> list[str]:
     return ["-f", f"/etc/spoc/{COUNTERS_FILE}", "-c", f"{interval_s * 1000:.0f}"]
 
 
-def _compose(interval_s: float, config: dict) -> dict:
-    """Ports are bound to 127.0.0.1; SYS_ADMIN is what profiling fields (SM_ACTIVE, DRAM_ACTIVE, …) need. The engine is
-    on the host, so its loopback address becomes `host.docker.internal` inside."""
-    text = _yaml(config).replace("127.0.0.1:", "host.docker.internal:").replace("localhost:", "host.docker.internal:")
+def _compose(interval_s: float) -> dict:
+    """Prometheus shares the host's network, so it reaches an engine that listens on 127.0.0.1 only, as itself does;
+    SYS_ADMIN is what profiling fields (SM_ACTIVE, DRAM_ACTIVE, …) need."""
     return {
         "services": {
             "dcgm-exporter": {
@@ -94,14 +92,14 @@ def _compose(interval_s: float, config: dict) -> dict:
                     {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]}}},
             },
             "prometheus": {
-                "image": PROMETHEUS_IMAGE,
-                "command": ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.retention.time=15d"],
-                "configs": [{"source": "prometheus", "target": "/etc/prometheus/prometheus.yml"}],
-                "volumes": ["prometheus:/prometheus"], "extra_hosts": ["host.docker.internal:host-gateway"],
-                "ports": [f"127.0.0.1:{PROMETHEUS_PORT}:{PROMETHEUS_PORT}"], "restart": "unless-stopped",
+                "image": PROMETHEUS_IMAGE, "network_mode": "host",
+                "command": ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus",
+                            "--storage.tsdb.retention.time=15d",
+                            f"--web.listen-address=127.0.0.1:{PROMETHEUS_PORT}"],
+                "volumes": ["./prometheus.yml:/etc/prometheus/prometheus.yml:ro", "prometheus:/prometheus"],
+                "restart": "unless-stopped",
             },
         },
-        "configs": {"prometheus": {"content": text}},
         "volumes": {"prometheus": {}},
     }
 

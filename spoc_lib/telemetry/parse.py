@@ -13,7 +13,9 @@ from typing import NamedTuple
 import orjson
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
-_LINE = re.compile(rf"({_NAME})\s*(?:\{{(.*)\}})?\s+(\S+)(?:\s+(-?[0-9.eE+-]+))?(?:\s+#.*)?$")
+_TEXT = r'"(?:[^"\\]|\\.)*"'
+_LINE = re.compile(
+    rf"({_NAME})\s*(?:\{{((?:[^\"{{}}]|{_TEXT})*)\}})?\s+(\S+)(?:\s+(-?[0-9.eE+-]+))?(?:\s+#.*)?$", re.DOTALL)
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
@@ -44,7 +46,7 @@ def parse(text: str) -> Iterator[Sample]:
     """
     interned: dict[str, str] = {}
     for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.strip()
+        line = raw.strip(" \t\r")
         if not line or line[0] == "#":
             continue
         match = _LINE.match(line)

@@ -113,9 +113,10 @@ def _prometheus(url: str | None) -> list[Finding]:
         return [Finding("Prometheus", False, False, error.message, cost)]
     except (requests.exceptions.RequestException, ValueError, KeyError):
         return [Finding("Prometheus", False, False, f"{url} does not answer as Prometheus does", cost)]
+    skewed = abs(skew_s) > prometheus.SKEW_S
     found = [Finding("Prometheus", True, False, f"{url}: {len(targets)} targets"),
-             Finding("clock of Prometheus", abs(skew_s) <= prometheus.SKEW_S, False, f"{skew_s:+.2f} s from this host",
-                     "" if abs(skew_s) <= prometheus.SKEW_S else "samples are shifted by it before use; run NTP on both hosts")]
+             Finding("clock of Prometheus", not skewed, False, f"{skew_s:+.2f} s from this host",
+                     "samples are shifted by it before use; run NTP on both hosts" if skewed else "")]
     for target in targets:
         interval = prometheus.seconds(target.get("scrapeInterval", "")) or None
         up, coarse = target["health"] == "up", interval is not None and interval > 2
