@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+MAX_SEQUENCES = 16384
 MAX_TOKEN_ID = 2**31 - 1
 MAX_REPORTED_ERRORS = 10
 MAX_ECHOED_CHARACTERS = 200
@@ -240,6 +241,8 @@ def _check_sampling(request: _Generate, limit: int) -> None:
     n = 1 if request.n is None else request.n
     if n < 1:
         raise invalid(f"n must be at least 1, got {n}.")
+    if n > MAX_SEQUENCES:
+        raise invalid(f"n must be at most {MAX_SEQUENCES}, got {n}.")
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(request, name)
         if value is not None and not -2 <= value <= 2:

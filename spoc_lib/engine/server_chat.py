@@ -39,11 +39,14 @@ class Generator:
         """Answer a chat request that was read at `arrived` (monotonic); ApiError where vLLM refuses it."""
         api.check_model(request.model, self._model)
         api.check_output_limit(request.output_limit, self._max_model_len)
-        prompt = await self.encode_chat(request.messages)
-        reasoning = self._reasoning_tokens if request.include_reasoning else 0
+        api.check_messages(request.messages)
         size = self._flags.block_size if self._flags.enable_prefix_caching else 0
-        return await self._answer(http, request, [prompt], arrived, chat=True, block_size=size,
-                                  reasoning_tokens=reasoning)
+        style = self._style(request, self._reasoning_tokens if request.include_reasoning else 0, size)
+        with self._engine.encoding(arrived, _characters(request.messages)):
+            prompt = await self.encode_chat(request.messages)
+            job, generations = await self._prepare(request, [prompt], arrived, style, chat=True)
+            self._submit(generations)
+        return await self._finish(http, job, generations)
 
     async def completion(self, http: web.Request, request: api.CompletionRequest,
                          arrived: float) -> web.StreamResponse:
@@ -52,14 +55,20 @@ class Generator:
         api.check_output_limit(request.output_limit, self._max_model_len)
         given = request.prompt
         several = isinstance(given, list) and given and not isinstance(given[0], int)
-        prompts = [await self.encode_prompt(one) for one in (given if several else [given])]
-        return await self._answer(http, request, prompts, arrived, chat=False)
+        prompts = given if several else [given]
+        with self._engine.encoding(arrived, sum(len(one) for one in prompts)):
+            encoded = [await self.encode_prompt(one) for one in prompts]
+            job, generations = await self._prepare(request, encoded, arrived, self._style(request), chat=False)
+            self._submit(generations)
+        return await self._finish(http, job, generations)
+
+    def _style(self, request, reasoning_tokens: int = 0, block_size: int | None = None) -> Style:
+        return Style(request.include_usage, request.continuous_usage,
+                     max(self._flags.stream_interval, request.stream_interval or 1), reasoning_tokens, block_size)
 
     async def encode_chat(self, messages: list[dict]) -> array:
         """Token ids of a conversation."""
-        api.check_messages(messages)
-        characters = sum(len(one["content"]) for one in messages if isinstance(one.get("content"), str))
-        return await self._off_loop(characters, self._encoder.chat, messages)
+        return await self._off_loop(_characters(messages), self._encoder.chat, messages)
 
     async def encode_prompt(self, prompt: str | list[int]) -> array:
         """Token ids of a plain prompt."""
@@ -76,22 +85,21 @@ class Generator:
             return work(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    async def _answer(self, http: web.Request, request, prompts: list[array], arrived: float, *, chat: bool,
-                      block_size: int | None = None, reasoning_tokens: int = 0) -> web.StreamResponse:
-        style = Style(request.include_usage, request.continuous_usage,
-                      max(self._flags.stream_interval, request.stream_interval or 1), reasoning_tokens,
-                      block_size)
+    async def _prepare(self, request, prompts: list[array], arrived: float, style: Style, *,
+                       chat: bool) -> tuple[Job, list[Generation]]:
+        """The answer's job, and a generation for each choice of each prompt, not yet submitted."""
         answer = Answer(self._model, chat)
         job = Streamed(answer, style) if request.stream else Collected(answer, style)
-        generations = []
+        generations: list[Generation] = []
         for prompt in prompts:
             budget = api.output_tokens(request, len(prompt), self._max_model_len)
             for _ in range(request.n or 1):
-                generations.append(await self._generation(job, request, prompt, budget, arrived,
-                                                          len(generations)))
+                generations.append(await self._generation(job, request, prompt, budget, arrived, len(generations)))
         job.expect(generations)
+        return job, generations
+
+    async def _finish(self, http: web.Request, job: Job, generations: list[Generation]) -> web.StreamResponse:
         try:
-            self._submit(generations)
             await job.open(http)
             await job.finished
         finally:  # also when the client has gone: the handler is cancelled then
@@ -121,3 +129,7 @@ class Generator:
             raise api.queue_full()
         for generation in generations:
             self._engine.submit(generation)
+
+
+def _characters(messages: list[dict]) -> int:
+    return sum(len(one["content"]) for one in messages if isinstance(one.get("content"), str))

@@ -24,16 +24,16 @@ LOGS = [
      "already in use", 1),
     ("port-busy", False, "docker: Error from daemon: driver failed programming connectivity: "
      "Bind for 127.0.0.1:8000 failed: port is already allocated.", 125),
-    ("model-not-found", False, "OSError: nope/model is not a local folder and is not a valid model identifier listed on "
-     "'https://huggingface.co/models'", 1),
+    ("model-not-found", False, "OSError: nope/model is not a local folder and is not a valid model identifier "
+     "listed on 'https://huggingface.co/models'", 1),
     ("bad-flags", False, "api_server.py: error: unrecognized arguments: --nonsense 3", 2),
     ("bad-flags", False, "api_server.py: error: argument --max-num-seqs: Value abc cannot be converted to int", 2),
-    ("bad-flags", False, "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig\n"
+    ("bad-flags", False, "pydantic_core.ValidationError: 1 validation error for SchedulerConfig\n"
      "  Value error, max_num_batched_tokens (10) must be greater than or equal to max_num_seqs (20).", 1),
     ("bad-flags", False, "spoc: flags of x: field 'nonsense': no such field", 2),
     ("crash", False, "Traceback (most recent call last):\nRuntimeError: something else\nprocess died", 1),
-    ("model-not-found", False, "    raise HFValidationError(\nhuggingface_hub.errors.HFValidationError: Repo id must be "
-     "in the form 'repo_name' or 'namespace/repo_name': '/tmp/nope/model'.", 1),
+    ("model-not-found", False, "    raise HFValidationError(\nhuggingface_hub.errors.HFValidationError: Repo id must "
+     "be in the form 'repo_name' or 'namespace/repo_name': '/tmp/nope/model'.", 1),
     ("crash", True, "Segmentation fault (core dumped)", 139),
     ("crash", True, "", 137),
 ]
