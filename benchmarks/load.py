@@ -11,8 +11,8 @@ from PyPI, each in its own environment below `--peers` (made on first use, which
 Figures: streams truly in flight (the server's own integral, over the middle of the run); TTFT error = measured by the
 client minus 200 ms; gap error = |gap - 20 ms| for each token; stamp lag = our stamp minus the server's own write; CPU a
 token of the client, whole process tree. Peers' TTFT figures are their own reports. The server's own lateness is part of
-all errors but the lag: where it stands in milliseconds, the machine was busy and the run says little. Exit status 1 when a
-bar of our own lanes is missed.
+all errors but the lag: where it stands in milliseconds, the machine was busy and the run says little. Exit status 1
+when a bar of our own lanes is missed.
 """
 
 from __future__ import annotations
@@ -168,10 +168,10 @@ def guidellm(binary: Path, url: str, seconds: float, folder: Path) -> tuple[list
     data.write_text("".join(orjson.dumps({"prompt": f"{k:016x} " + "x" * 48, "output_tokens_count": OUTPUT_TOKENS})
                             .decode() + "\n" for k in range(4000)))
     report = folder / "report.json"
-    command = [str(binary / "guidellm"), "benchmark", "run", "--target", url, "--model", "paced", "--profile",
-               "concurrent", "--rate", str(USERS), "--max-seconds", str(int(seconds)), "--data", str(data),
-               "--backend-kwargs", f'{{"extras": {{"body": {{"max_tokens": {OUTPUT_TOKENS}}}}}}}',
-               "--output-path", str(report), "--disable-progress"]
+    command = [str(binary / "guidellm"), "run", "--backend", f"kind=openai_http,target={url},model=paced",
+               "--profile", f"kind=concurrent,streams={USERS}", "--constraint",
+               f"kind=max_duration,seconds={int(seconds)}", "--data", f"kind=json_file,path={data}",
+               "--output", f"kind=json,path={report}", "--disable-progress"]
 
     def read() -> dict[str, Any]:
         metrics = orjson.loads(report.read_bytes())["benchmarks"][0]["metrics"]

@@ -21,6 +21,14 @@ from spoc_lib.load.plan import LoadPlan, root_url
 TIMEOUT_S = 10.0
 
 
+#: A page that never ends must not either.
+MAX_BYTES = 1 << 20
+
+
+class _NoAnswer(Exception):
+    """Somebody accepts connections but does not answer this page; a server may have no model list."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What the probe saw. `max_model_len` and `notes` (sentences) are what a non-vLLM server may lack."""
@@ -46,7 +54,10 @@ def probe(plan: LoadPlan) -> Endpoint:
 
     A server without that page is taken as it is: the note says so.
     """
-    status, body = _get(plan, f"{plan.api_url}/models")
+    try:
+        status, body = _get(plan, f"{plan.api_url}/models")
+    except _NoAnswer as error:
+        return Endpoint((), None, (f"{plan.api_url}/models gives no answer ({error}): the name is not checked",))
     if status in (401, 403):
         raise InputError("unauthorised", f"{plan.base_url} refuses the API key (HTTP {status}): name the environment"
                          " variable that holds it in 'api_key_env' (--api-key-env)")
@@ -68,18 +79,21 @@ def first_model(base_url: str, api_key_env: str | None = None, verify_tls: bool 
     """The name of the only or first model served; for a command line without `--model`."""
     plan = LoadPlan(base_url=base_url, model="?", users=1, duration_s=1, api_key_env=api_key_env,
                     verify_tls=verify_tls)
-    status, body = _get(plan, f"{plan.api_url}/models")
     try:
+        status, body = _get(plan, f"{plan.api_url}/models")
         if status == 200:
             return str(orjson.loads(body)["data"][0]["id"])
-    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
+    except (_NoAnswer, orjson.JSONDecodeError, KeyError, TypeError, IndexError):
         pass  # the sentence below says what to do
     raise InputError("no-model", f"{base_url} does not list its models: name one with --model")
 
 
 def reset_prefix_cache(plan: LoadPlan) -> None:
     """Empty the server's prefix cache; InputError when it has no such page, or is not allowed to now."""
-    status, _ = _get(plan, f"{root_url(plan.base_url)}/reset_prefix_cache", "POST")
+    try:
+        status, _ = _get(plan, f"{root_url(plan.base_url)}/reset_prefix_cache", "POST")
+    except _NoAnswer:
+        status = 0
     if status != 200:
         raise InputError("no-cache-reset", f"{plan.base_url} does not empty its prefix cache (HTTP {status} from "
                          "/reset_prefix_cache): choose cache 'salt' with another salt each rung, or start vLLM with "
@@ -98,13 +112,14 @@ def _get(plan: LoadPlan, url: str, method: str = "GET") -> tuple[int, bytes]:
                                          *([urllib.request.HTTPSHandler(context=context)] if context else []))
     try:
         with opener.open(request, timeout=TIMEOUT_S) as answer:
-            return answer.status, answer.read()
+            return answer.status, answer.read(MAX_BYTES)
     except urllib.error.HTTPError as error:
         return error.code, error.read()
     except urllib.error.URLError as error:
         why = getattr(error.reason, "strerror", None) or str(error.reason)
         raise InputError("unreachable", f"no server answers at {plan.base_url}: {why}") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise InputError("unreachable", f"no server answers at {plan.base_url}: {why}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _NoAnswer(str(error) or type(error).__name__) from error
+    except ValueError as error:
+        raise InputError("bad-url", f"'{plan.base_url}' is not a usable address: {error}") from error
 

@@ -81,6 +81,16 @@ def test_the_context_limit_comes_from_the_server(server):
         assert probe(LoadPlan(base_url=url, model="m", users=1, duration_s=1)).max_model_len == 4096
 
 
+def test_a_server_that_drops_the_question_is_still_a_server():
+    import socket
+    import threading
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+        plan = LoadPlan(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", model="m", users=1, duration_s=1)
+        assert "gives no answer" in probe(plan).notes[0]
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
