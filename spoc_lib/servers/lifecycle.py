@@ -27,7 +27,7 @@ from spoc_lib.servers.process import GuardedProcess, free_port, port_is_free, pr
 from spoc_lib.servers.readiness import Endpoint, Identity, NotReadyError
 
 PORT_ATTEMPTS = 3
-POLL_S = 0.1
+POLL_S, DRAIN_POLL_S = 0.1, 0.1
 WARM_UP_REQUESTS, WARM_UP_TOKENS = 4, 8
 
 
@@ -61,10 +61,26 @@ class Server:
         if not self.alive:
             raise _died(self)
 
+    def drain(self, within_s: float = 30.0) -> bool:
+        """Wait until no request runs or waits; False when some still do. Between rungs."""
+        deadline = time.monotonic() + within_s
+        while requests_inside(self.base_url) > 0:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(DRAIN_POLL_S)
+        return True
+
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; False where the engine has no such route or requests run."""
         status, body = Endpoint(self.base_url).ask("POST", "/reset_prefix_cache")
         return status == 200 and b"false" not in body
+
+
+def requests_inside(base_url: str) -> int:
+    """Requests running or waiting, from /metrics; NotReadyError when the page cannot be read."""
+    _, page = Endpoint(base_url).ask("GET", "/metrics")
+    return sum(int(float(line.rpartition(b" ")[2])) for line in page.splitlines()
+               if line.startswith((b"vllm:num_requests_running", b"vllm:num_requests_waiting{")))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spoc_lib.core.errors import SpocError
+from spoc_lib.servers.gpu_processes import prove_gpu_free, session_members
 
 GUARD = Path(__file__).with_name("guard.py")
 GRACE_S = 10.0
@@ -69,7 +70,9 @@ class GuardedProcess:
         return self._guard.poll()
 
     def stop(self) -> None:
-        """End the whole group and wait for it; TeardownFailure when a process survives."""
+        """End the whole group and wait for it; TeardownFailure when a process survives, GpuMemoryHeld when one of
+        them keeps GPU memory."""
+        members = session_members(self.pid) if self.pid is not None else set()
         with contextlib.suppress(OSError):
             self._guard.stdin.close()
         try:
@@ -84,6 +87,7 @@ class GuardedProcess:
             if _group_alive(self.pid):
                 raise TeardownFailure("teardown", f"processes of the engine (group {self.pid}) survive SIGKILL: "
                                       "end them by hand before the next launch")
+        prove_gpu_free(members)
 
 
 def _group_alive(group: int) -> bool:

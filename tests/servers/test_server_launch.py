@@ -17,6 +17,7 @@ import yaml
 from spoc_lib.config import Cluster, load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.servers import LaunchFailure, launch
+from spoc_lib.servers.gpu_processes import GpuMemoryHeld, gpu_memory_holders, prove_gpu_free, session_members
 from spoc_lib.servers.process import GuardedProcess, free_port, port_is_free, prove_port_free, quarantined
 
 
@@ -58,7 +59,7 @@ def test_embedded_engine_comes_up_with_flags_and_leaves_evidence_and_a_free_port
         assert (server.model, server.max_model_len, server.flags["max_num_seqs"]) == ("m", 4096, 7)
         assert server.passport["simulated"] is True
         assert not port_is_free(port)
-        assert server.reset_prefix_cache()
+        assert server.drain(1.0) and server.reset_prefix_cache()
         pid = server.process.pid
     assert gone(pid) and port_is_free(port)
     evidence = json.loads((tmp_path / "run" / "launch.json").read_text())
@@ -199,6 +200,18 @@ def test_cleanup_commands_run_whatever_happened(tmp_path):
         time.sleep(0.02)
     process.stop()
     assert process.exit_status == 3 and mark.exists()
+
+
+def test_gpu_memory_must_be_free_after_the_end(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"  # a machine with GPUs, as far as the question goes
+    tool.write_text(f"#!/bin/sh\necho {os.getpid()}\necho 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert gpu_memory_holders() == {os.getpid(), 1}
+    prove_gpu_free({2})
+    with pytest.raises(GpuMemoryHeld, match=str(os.getpid())):
+        prove_gpu_free({os.getpid()}, within_s=0.0)
+    assert os.getpid() in session_members(os.getsid(0))
 
 
 def test_a_port_that_stays_taken_is_quarantined():
