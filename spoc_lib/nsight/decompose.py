@@ -304,11 +304,18 @@ def _streams(trace: Trace, window: tuple[int, int], pids: dict[Rank, int]) -> pd
     rows = []
     for rank in trace.ranks:
         activity = trace.activities[rank]
-        streams, code = np.unique(activity.stream, return_inverse=True)
+        streams, code = _codes(activity.stream)
         count, total = sums(activity.start, activity.end, code, streams.size, window)
         rows.extend((pids[rank], rank.device, int(s), int(c), int(t))
                     for s, c, t in zip(streams, count, total, strict=True) if c)
     return pd.DataFrame(rows, columns=["pid", "device", "stream", "kernels", "total_ns"])
+
+
+def _codes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(what each code stands for, codes); without sorting where the values are small, as stream ids are."""
+    if values.size and 0 <= values.min() and values.max() < 1 << 16:
+        return np.arange(int(values.max()) + 1), values
+    return np.unique(values, return_inverse=True)
 
 
 def _gap_table(trace: Trace, results: dict, pids: dict[Rank, int]) -> pd.DataFrame:
