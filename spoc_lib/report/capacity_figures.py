@@ -56,7 +56,7 @@ def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
         vertical_spacing=0.08,
         subplot_titles=[f"limit on {m.upper()}" for m in metrics],
     )
-    for column, metric in enumerate(metrics, 1):
+    for place, metric in enumerate(metrics, 1):
         part = curve[curve["metric"] == metric].replace([np.inf, -np.inf], np.nan)
         for position, cluster in enumerate(clusters):
             own = part[part["cluster"] == cluster.name]
@@ -66,7 +66,7 @@ def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
                 mode="lines+markers",
                 name=cluster.name,
                 legendgroup=cluster.name,
-                showlegend=column == 1,
+                showlegend=place == 1,
                 line={"color": style.cluster_colour(position), "dash": style.DASHES[position]},
                 error_y={
                     "type": "data",
@@ -76,7 +76,7 @@ def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
                     "thickness": 1,
                 },
                 row=1,
-                col=column,
+                col=place,
             )
         if rows == 2:
             wide = part.pivot_table(index="limit_s", columns="cluster", values="users")
@@ -87,18 +87,18 @@ def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
                     x=known.index,
                     y=known[first] / known[second],
                     mode="lines+markers",
-                    showlegend=column == 1,
+                    showlegend=place == 1,
                     name=f"{first} : {second}",
                     line={"color": style.GREY},
                     row=2,
-                    col=column,
+                    col=place,
                 )
             naive = clusters[0].hardware.count / clusters[1].hardware.count
             figure.add_hline(
                 y=naive,
                 line={"dash": "dash", "color": style.GREY},
                 row=2,
-                col=column,
+                col=place,
                 annotation_text=f"GPU count: {naive:g}",
             )
     figure.update_xaxes(title_text="limit (s)", type="log", row=rows)

@@ -20,7 +20,8 @@ _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{style}</style>{plotly}</head>
 <body><input type="checkbox" id="show-code" class="visually-hidden">
-<nav><a href="../index.html">all runs</a>{links}<label for="show-code" class="code-switch" tabindex="0">show code</label></nav>
+<nav><a href="../index.html">all runs</a>{links}
+<label for="show-code" class="code-switch" tabindex="0">show code</label></nav>
 <main>{body}</main></body></html>
 """
 
@@ -55,7 +56,8 @@ def _place_figures(document: nbformat.NotebookNode) -> int:
                 height = int(figure["layout"].get("height") or 380)
                 output["data"] = {
                     "text/html": (
-                        f'<div id="figure-{count}" class="figure" role="img" aria-label="{alt}" style="height:{height}px"></div>'
+                        f'<div id="figure-{count}" class="figure" role="img" aria-label="{alt}" '
+                        f'style="height:{height}px"></div>'
                         f"<script>(function(){{const f={payload};Plotly.newPlot('figure-{count}',f.data,f.layout,"
                         "{responsive:true,displaylogo:false});})();</script>"
                     )

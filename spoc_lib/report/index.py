@@ -35,10 +35,12 @@ def rebuild(outputs: Path) -> Path:
     return write_text(
         outputs / "index.html",
         (
-            f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>SPOC runs</title><style>{style}'
-            f"th{{cursor:pointer}}</style></head><body><main><h1>Runs</h1><p>Newest first; a click on a heading sorts.</p>"
-            f'<div class="spoc-scroll"><table class="spoc-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-            f"</div></main><script>{_SORT}</script></body></html>"
+            '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>SPOC runs</title>'
+            f"<style>{style}"
+            f"th{{cursor:pointer}}</style></head><body><main><h1>Runs</h1>"
+            f"<p>Newest first; a click on a heading sorts.</p>"
+            f'<div class="spoc-scroll"><table class="spoc-table"><thead><tr>{head}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div></main><script>{_SORT}</script></body></html>"
         ),
     )
 
@@ -49,7 +51,8 @@ def _row(folder: Path) -> str:
         stages = state["stages"]
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(state["anchor"]["wall_s"]))
     except (InputError, KeyError) as error:
-        return f'<tr><td>{html.escape(folder.name)}</td><td colspan="{len(_HEAD) - 1}">damaged: {html.escape(str(error))}</td></tr>'
+        said = html.escape(f"damaged: {error}")
+        return f'<tr><td>{html.escape(folder.name)}</td><td colspan="{len(_HEAD) - 1}">{said}</td></tr>'
     capacity = _capacity(folder)
     pages = " ".join(f'<a href="{folder.name}/{p.name}">{p.name[:2]}</a>' for p in sorted(folder.glob("*.html")))
     done = " ".join(f"{n}:{s['state']}" if s["state"] != "done" else n for n, s in sorted(stages.items()))

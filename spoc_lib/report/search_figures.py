@@ -11,7 +11,12 @@ from plotly.subplots import make_subplots
 from spoc_lib.report import style
 from spoc_lib.report.tables import column, label
 
+#: Symbols that WebGL draws from a font which not every machine has, and what stands for them.
+_SOLID = {"x": "circle-open"}
+
 OBJECTIVES = ("output_tokens_per_s", "ttft_p95_s", "itl_p95_s")
+
+LATENCIES = ("ttft_p95_s", "itl_p95_s")
 
 
 def measured(trials: pd.DataFrame) -> pd.DataFrame:
@@ -49,7 +54,7 @@ def pareto_3d(trials: pd.DataFrame, knee: int | None) -> go.Figure:
             z=z,
             mode="markers",
             name=name,
-            marker={**marker, "size": marker["size"] * 0.6},
+            marker={**marker, "size": marker["size"] * 0.6, "symbol": _SOLID.get(marker["symbol"], marker["symbol"])},
             text=_hover(rows),
             hovertemplate="%{text}<br>%{x:.0f} tokens/s, %{y:.2f} s, %{z:.1f} ms<extra></extra>",
         )
@@ -81,8 +86,8 @@ def pareto_pairs(trials: pd.DataFrame, knee: int | None) -> go.Figure:
                 col=position,
             )
     for position, (x, y) in enumerate(pairs, 1):
-        figure.update_xaxes(title_text=label(x), row=1, col=position)
-        figure.update_yaxes(title_text=label(y), row=1, col=position)
+        figure.update_xaxes(title_text=label(x), type="log", row=1, col=position)
+        figure.update_yaxes(title_text=label(y), type="log" if y in LATENCIES else "linear", row=1, col=position)
     return figure.update_layout(title="The front, two objectives at a time")
 
 
@@ -109,7 +114,7 @@ def importances(table: pd.DataFrame) -> go.Figure:
     return figure.update_layout(
         barmode="group",
         title="Which flags mattered",
-        xaxis_title="importance (fANOVA)",
+        xaxis_title="importance (PED-ANOVA)",
         height=140 + 60 * table["flag"].nunique(),
     )
 
@@ -132,6 +137,7 @@ def slices(trials: pd.DataFrame, flag: str = "max_num_batched_tokens") -> go.Fig
             showlegend=False,
         )
     figure.update_xaxes(title_text=flag, type="log")
+    figure.update_yaxes(type="log")
     return figure.update_layout(title=f"The chunked-prefill trade-off: latency against {flag}")
 
 

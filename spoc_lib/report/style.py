@@ -5,6 +5,7 @@ Colours are Okabe and Ito's palette (safe for colour-blind readers); what a colo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -84,6 +85,7 @@ def activate() -> None:
             title={"x": 0, "xanchor": "left", "yref": "container", "y": 0.985, "yanchor": "top", "font": {"size": 15}},
         )
     )
+    warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm asks for widgets that nobody needs here
     pio.templates.default = "spoc"
     pio.renderers.default = "plotly_mimetype"
 

@@ -19,7 +19,7 @@ from spoc_lib.report import style
 
 @dataclass(frozen=True)
 class Answer:
-    """What one run found. `workload`, `search`, `sweep`, `nsight` are stage results, None where the stage did not run."""
+    """What one run found; `workload`, `search`, `sweep`, `nsight` are stage results, None where a stage did not run."""
 
     run: str
     folder: Path
@@ -105,7 +105,8 @@ def _one(answer: Answer) -> str:
             f"Next: {capacity.get('next', 'run more rungs')}."
         )
     low, high = answer.interval or (answer.users, answer.users)
-    text = f"{name}: {answer.users:g} users ({low:g} to {high:g} at {100 * capacity.get('level', 0.9):.0f} %), {answer.label}"
+    level = 100 * capacity.get("level", 0.9)
+    text = f"{name}: {answer.users:g} users ({low:g} to {high:g} at {level:.0f} %), {answer.label}"
     binding = capacity.get("binding")
     if binding:
         who = "all personas" if binding["persona"] == "all" else f"persona {binding['persona']}"
@@ -176,10 +177,12 @@ class Cards:
             low, high = answer.interval or ("?", "?")
             big = "unresolved" if answer.users is None else f"{answer.users:g} users"
             text = f"{low:g} to {high:g}" if answer.interval else str(answer.capacity.get("reason", ""))
+            level = f"{answer.capacity.get('level', 0.9):.0%}"
             cards.append(
-                f'<div style="border-color:{style.cluster_colour(position)}"><div class="small">{html.escape(answer.cluster.title)}'
-                f'</div><div class="big">{big}</div><div>{html.escape(text)} at {answer.capacity.get("level", 0.9):.0%}</div>'
-                f'<div class="small">{html.escape(_binding(answer))} <span class="badge">{answer.label}</span></div></div>'
+                f'<div style="border-color:{style.cluster_colour(position)}">'
+                f'<div class="small">{html.escape(answer.cluster.title)}</div><div class="big">{big}</div>'
+                f'<div>{html.escape(text)} at {level}</div><div class="small">{html.escape(_binding(answer))} '
+                f'<span class="badge">{answer.label}</span></div></div>'
             )
         return f'<div class="spoc-answer">{"".join(cards)}</div>'
 
