@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -173,13 +173,8 @@ class Quantiles(_Base):
                 raise ValueError("the values of points must not fall as the percentages rise")
         return data
 
-    @cached_property
-    def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        order = sorted(self.points)
-        return (np.array(order) / 100, *(np.array([f(self.points[q]) for q in order]) for f in (float, _log)))
-
     def _inverse(self, u: np.ndarray) -> np.ndarray:
-        at, value, log = self._table
+        at, value, log = _columns(tuple(sorted(self.points.items())))
         k = np.clip(np.searchsorted(at, u, side="right") - 1, 0, len(at) - 2)
         part = np.clip((u - at[k]) / (at[k + 1] - at[k]), 0, 1)
         geometric = np.exp(log[k] + part * (log[k + 1] - log[k]))
@@ -188,6 +183,13 @@ class Quantiles(_Base):
     def _cumulative(self, x: float) -> float:
         u = np.linspace(0, 1, 20_001)
         return float(np.interp(x, self._inverse(u), u))
+
+
+@lru_cache(maxsize=512)
+def _columns(points: tuple[tuple[float, float], ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(cumulative probability, value, its logarithm) of the points of a `Quantiles`."""
+    at, value = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    return at / 100, value, np.array([_log(v) for v in value])
 
 
 def _log(value: float) -> float:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator
 
 from spoc_lib.core.errors import InputError
+from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.identity import mix, uniform
 from spoc_lib.workload.plan import MIN_APPEND_TOKENS, MIN_SESSION_TOKENS
 from spoc_lib.workload.script import Segment, Turn
@@ -60,6 +61,10 @@ class ImportedScript:
         return {"personas": "imported", "sessions": len(self.main), "seed": self.seed, "salt": self.salt,
                 "gap_cap_s": self.gap_cap_s, "start": self.start, "context_limit": self.context_limit,
                 "timing": self.timing}
+
+    def texts(self, base: Corpus) -> RecordedTexts:
+        """The corpus for playing these sessions to a real server: their own text, and `base` for what has none."""
+        return RecordedTexts(self, base)
 
     def choose(self, user: int, conversation: int) -> tuple[int, int]:
         """(session, copy) of a user's conversation; copy 0 is the first playing of a session."""
@@ -117,6 +122,28 @@ def text_segment(script: ImportedScript, text: str, tokens: int, layer: str) -> 
     """A segment whose identity is its text: equal texts are shared, wherever they come from."""
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
     return Segment(mix(script.seed, script.salt, 74, digest), tokens, layer)
+
+
+class RecordedTexts:
+    """A corpus (`text`, `stream_text`, `tokenizer`, `summary`) that knows the recorded text of imported sessions."""
+
+    def __init__(self, script: ImportedScript, base: Corpus) -> None:
+        self._base, self.tokenizer = base, base.tokenizer
+        self._texts = {text_segment(script, m.text, m.tokens, m.layer).stream: m
+                       for session in script.sessions for request in session.requests for m in request.messages}
+
+    def text(self, segment: Segment) -> str:
+        return self.stream_text(segment.stream, segment.tokens)
+
+    def stream_text(self, stream: int, tokens: int) -> str:
+        """The recorded text where it has this length, else text of the base corpus."""
+        message = self._texts.get(stream)
+        if message is not None and message.tokens == tokens:
+            return message.text
+        return self._base.stream_text(stream, tokens)
+
+    def summary(self) -> dict:
+        return {**self._base.summary(), "recorded_texts": len(self._texts)}
 
 
 def _cut(segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:

@@ -44,7 +44,8 @@ def test_quantiles_interpolate_the_logarithm():
 
 
 @given(st.sampled_from([
-    {"distribution": "lognormal", "median": 50, "sigma": 2.0}, {"distribution": "gamma", "mean_value": 60, "shape": 0.4},
+    {"distribution": "lognormal", "median": 50, "sigma": 2.0},
+    {"distribution": "gamma", "mean_value": 60, "shape": 0.4},
     {"distribution": "weibull", "scale": 40, "shape": 0.6}, {"distribution": "pareto", "scale": 5, "alpha": 0.8},
     {"distribution": "quantiles", "points": {0: 0, 10: 3, 60: 40, 100: 900}}]),
     st.floats(6, 40), st.floats(45, 500), st.floats(0, 1, exclude_max=True))

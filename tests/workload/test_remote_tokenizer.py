@@ -1,0 +1,83 @@
+"""The server's own tokenizer, asked over HTTP: a small server with another vocabulary stands in for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from spoc_lib.core.errors import InputError
+from spoc_lib.workload import build_script, template
+from spoc_lib.workload.corpus import Corpus
+from spoc_lib.workload.messages import Conversation
+from spoc_lib.workload.tokenizer import RemoteTokenizer
+
+PIECES = re.compile(r" ?[A-Za-z]{1,9}|\d| ?[^\sA-Za-z\d]{1,2}|\n+|[ \t]+(?=\S)|\s")
+WORDS: list[str] = []
+
+
+def encode(text: str) -> list[int]:
+    ids = []
+    for piece in PIECES.findall(text):
+        if piece not in WORDS:
+            WORDS.append(piece)
+        ids.append(WORDS.index(piece))
+    return ids
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # head and body in one packet
+
+    def do_POST(self):  # noqa: N802 (the library's name)
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize" and "messages" in body:
+            answer = {"count": 3 + sum(5 + len(encode(m["content"])) for m in body["messages"])}
+        elif self.path == "/tokenize":
+            ids = encode(body["prompt"])
+            answer = {"count": len(ids), "tokens": ids}
+        elif self.path == "/detokenize":
+            answer = {"prompt": "".join(WORDS[i] for i in body["tokens"])}
+        payload = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield RemoteTokenizer(f"http://127.0.0.1:{server.server_port}/v1", "tiny")
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_prompts_are_exact_in_the_servers_tokens(tokenizer, tmp_path):
+    (tmp_path / "a.py").write_text("def join the words of a line into one text and count them all again\n"
+                                   "    return total\n"
+                                   "for each user in the list we ask how many tokens this prompt has now\n" * 30)
+    corpus = Corpus.from_directory(tmp_path, tokenizer)
+    assert corpus.summary()["tokenizer"].startswith("tiny@") and corpus.seam_error_ratio() < 0.005
+    overhead = template.measured_overhead(tokenizer.count_messages, tokenizer.count)
+    assert overhead == template.Overhead(3, 5)
+    for user in build_script("tiny", 1, overhead=overhead).users(6):
+        turn = user.next(0)
+        messages = Conversation(corpus).apply(turn)
+        assert tokenizer.count_messages(messages) == pytest.approx(turn.prompt_tokens, rel=0.005)
+
+
+def test_unreachable_server():
+    with pytest.raises(InputError, match="is the server up"):
+        RemoteTokenizer("http://127.0.0.1:9", "m").count("x")
+    with pytest.raises(InputError, match="not an http"):
+        RemoteTokenizer("ftp://x", "m")
