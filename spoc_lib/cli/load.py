@@ -47,6 +47,8 @@ def run_command(
     idle_timeout: Annotated[float, typer.Option(help="seconds without a byte")] = 120.0,
     stop_timeout: Annotated[float, typer.Option(help="seconds that answers in flight get at the end")] = 30.0,
     processes: Annotated[int, typer.Option(min=1, help="client processes; the users are shared out")] = 1,
+    master: Annotated[str | None, typer.Option(help="HOST:PORT to listen on: the processes are then workers that join "
+                                                    "from other machines (spoc load worker)")] = None,
     ui: Annotated[int | None, typer.Option(help="port for Locust's own web page on 127.0.0.1")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the tables; default: a new one below outputs/")] = None,
     json: JsonOption = None,
@@ -66,7 +68,7 @@ def run_command(
         seed=seed, salt=salt, cache=cache, start=start, gap_cap_s=gap_cap, scale=scale, context_limit=context_limit,
         warmup_s=warmup, ramp_s=ramp, api=api, api_key_env=api_key_env, headers=_headers(header or []),
         extra_body=_object(body), verify_tls=not insecure, request_timeout_s=request_timeout,
-        idle_timeout_s=idle_timeout, stop_timeout_s=stop_timeout, processes=processes, ui_port=ui)
+        idle_timeout_s=idle_timeout, stop_timeout_s=stop_timeout, processes=processes, master=master, ui_port=ui)
     plan = _plan(given)
     if model is None:
         plan = _plan({**given, "model": first_model(plan.base_url, plan.api_key_env, plan.verify_tls)})
@@ -80,6 +82,32 @@ def run_command(
     emit(result.summary, json, f"{describe(result.summary)}\ntables: {result.folder}")
     if not result.summary["valid"]:
         raise typer.Exit(1)
+
+
+@app.command("worker")
+def worker_command(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the master (spoc load run --master)")],
+    once: Annotated[bool, typer.Option("--once", help="leave after one rung")] = False,
+) -> None:
+    """Lend this machine to a master: play a share of the users of each rung it runs, until interrupted.
+
+    An API key is read from this machine's environment, under the name that the plan gives.
+
+    Example: spoc load worker 10.0.0.1:5557
+    """
+    import subprocess
+
+    from spoc_lib.core.errors import InputError
+    from spoc_lib.load.plan import host_and_port
+
+    try:
+        host, port = host_and_port(address)
+    except ValueError as error:
+        raise InputError("bad-address", f"the master's address {error}") from error
+    while True:
+        status = subprocess.run([sys.executable, "-m", "spoc_lib.load.worker", host, str(port)], check=False).returncode
+        if once or status < 0:
+            raise typer.Exit(1 if status else 0)
 
 
 @app.command("selfcheck")

@@ -58,7 +58,10 @@ class LoadPlan(Strict):
     request_timeout_s: Positive = 600.0
     idle_timeout_s: Positive = 120.0
     stop_timeout_s: NotNegative = 30.0
-    processes: PositiveInt = 1
+    processes: PositiveInt = Field(1, description="client processes that share the users; with `master`: workers")
+    master: str | None = Field(None, description="HOST:PORT where workers on other machines join; null = all"
+                               " client processes run on this machine")
+    join_timeout_s: Positive = Field(60.0, description="how long the master waits for its workers")
     ui_port: int | None = Field(None, description="port of Locust's own web page on 127.0.0.1; null = no page")
 
     @field_validator("base_url")
@@ -75,6 +78,13 @@ class LoadPlan(Strict):
             raise ValueError("credentials come from an environment variable: name it in 'api_key_env'")
         return value
 
+    @field_validator("master")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None:
+            host_and_port(value)
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> LoadPlan:
         if self.warmup_s + self.ramp_s >= self.duration_s:
@@ -85,6 +95,14 @@ class LoadPlan(Strict):
     def api_url(self) -> str:
         """The base of the OpenAI API: `base_url` with `/v1` added when its path has no version."""
         return api_url(self.base_url)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """('host', port) of 'HOST:PORT'; ValueError with a sentence when it is not that."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"must be HOST:PORT, for example 127.0.0.1:5557, not '{address}'")
+    return host, int(port)
 
 
 def api_url(base_url: str) -> str:

@@ -24,14 +24,14 @@ SILENCE_S = 120.0
 class Client:
     """One child process. `last` holds its latest line of each kind, by event name."""
 
-    def __init__(self, plan_path: Path, folder: Path, number: int) -> None:
+    def __init__(self, command: list[str], folder: Path, number: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.number, self.folder = number, folder
         self.last: dict[str, dict[str, Any]] = {}
         self._log = open(folder / "client.log", "wb")  # noqa: SIM115 - closed in close()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "spoc_lib.load.child", str(plan_path), str(folder), str(number)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True)
+            [sys.executable, "-m", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._log, start_new_session=True)
         os.set_blocking(self.process.stdout.fileno(), False)
         self._partial = b""
 
@@ -75,10 +75,14 @@ class Client:
 
 
 class Clients:
-    """All client processes of a rung."""
+    """All client processes of a rung on this machine; with `master`, one that stands for workers elsewhere."""
 
-    def __init__(self, plan_path: Path, folders: list[Path]) -> None:
-        self.all = [Client(plan_path, folder, number) for number, folder in enumerate(folders)]
+    def __init__(self, plan_path: Path, folder: Path, folders: list[Path], master: bool) -> None:
+        if master:
+            self.all = [Client(["spoc_lib.load.master", str(plan_path), str(folder)], folder, 0)]
+        else:
+            self.all = [Client(["spoc_lib.load.child", str(plan_path), str(own), str(number)], own, number)
+                        for number, own in enumerate(folders)]
 
     def events(self, deadline_s: float, wait_s: float = 0.25) -> Iterator[dict[str, Any] | None]:
         """Events of any child as they come, None at least every `wait_s`; ends when all have ended or at the
@@ -122,10 +126,6 @@ class Clients:
         error = SpocError(event["code"], event["message"])
         error.exit_status = event["status"]
         return error
-
-    def lost(self) -> int:
-        """Children that ended without having said so."""
-        return sum("end" not in client.last for client in self.all)
 
     def stop(self, grace_s: float) -> None:
         """Ask all to stop, wait `grace_s`, then kill; afterwards none is left."""

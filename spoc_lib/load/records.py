@@ -50,18 +50,25 @@ class PartWriter:
             self._count += 1
 
 
-class Books:
-    """Written by one client process. `flush_jobs` hands the buffered rows over, so that another thread may put
-    them on disk (Arrow and fsync release the interpreter lock) while the users go on."""
+def writers(folder: Path) -> dict[str, PartWriter]:
+    """One writer for each table of a client's folder."""
+    return {**{name: PartWriter(folder / f"{name}.parquet", schema) for name, schema in TABLES.items()},
+            "partial": PartWriter(folder / PARTIAL, schemas.CHUNKS)}
 
-    def __init__(self, folder: Path, process: int = 0) -> None:
+
+class Books:
+    """Written by one client process. `take` hands the buffered rows over, so that another thread may put them on disk
+    (Arrow and fsync release the interpreter lock) while the users go on. `far`: a master elsewhere wants them too."""
+
+    def __init__(self, folder: Path, process: int = 0, far: bool = False) -> None:
+        self._far = far
         folder.mkdir(parents=True, exist_ok=True)
         self._labels = orjson.dumps({"client": str(process)}).decode()
         self._planned = os.open(folder / PLANNED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         self._replies = folder / REPLIES
         self._replies.unlink(missing_ok=True)
-        self._writers = {name: PartWriter(folder / f"{name}.parquet", schema) for name, schema in TABLES.items()}
-        self._writers["partial"] = PartWriter(folder / PARTIAL, schemas.CHUNKS)
+        self._writers = writers(folder)
+        self._untold: list[Mapping[str, Any]] = []
         self._open: dict[int, tuple[list[float], int]] = {}
         self.planned = self.completed = self.failed = self.censored = 0
         self.tokens = 0.0
@@ -72,6 +79,8 @@ class Books:
     def plan(self, row: Mapping[str, Any]) -> None:
         """`row`: the columns of REQUESTS that are known before sending."""
         os.write(self._planned, orjson.dumps(row) + b"\n")
+        if self._far:
+            self._untold.append(row)
         self.planned += 1
 
     def opened(self, request: int, times_s: list[float]) -> None:
@@ -89,6 +98,15 @@ class Books:
             times.extend(times_s)
             shares.extend(tokens)
             self.tokens += sum(tokens)
+
+    def take_planned(self) -> list[Mapping[str, Any]]:
+        """What was planned since the last call; for a master on another machine (`far`)."""
+        rows, self._untold = self._untold, []
+        return rows
+
+    def replies(self) -> bytes:
+        """The replies that wait to be counted, as JSON lines."""
+        return self._replies.read_bytes() if self._replies.exists() else b""
 
     def uncounted(self, request: int, text: str) -> None:
         """The server sent no usage: keep the reply, to be counted with a tokenizer after the rung."""

@@ -34,7 +34,7 @@ class Rung:
 
     def __init__(self, plan: LoadPlan, folder: Path, process: int = 0) -> None:
         self.plan, self.process = plan, process
-        self.books = Books(folder, process)
+        self.books = Books(folder, process, far=plan.master is not None)
         self.stopping = gevent.event.Event()
         self.cut_class = "end_of_rung"
         self.players: deque[Player] = deque()

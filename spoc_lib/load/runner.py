@@ -62,7 +62,7 @@ def run(plan: LoadPlan, folder: str | Path, progress: Progress | None = None) ->
     folder = Path(folder)
     folders = _clean(folder, plan.processes)
     plan_path = write_text(folder / "plan.json", plan.model_dump_json(indent=2) + "\n")
-    clients = Clients(plan_path, folders)
+    clients = Clients(plan_path, folder, folders, plan.master is not None)
     facts: dict[str, Any] = {"notes": list(endpoint.notes), "interrupted": False}
     interrupt: BaseException | None = None
     try:
@@ -82,10 +82,11 @@ def run(plan: LoadPlan, folder: str | Path, progress: Progress | None = None) ->
         clients.close()
     facts.setdefault("start_s", time.monotonic())
     facts.setdefault("startup_s", time.monotonic() - began)
-    facts["lost_clients"] = clients.lost()
+    facts["lost_clients"] = sum(not (path / "client.json").exists() for path in folders)
     facts["stop_s"] = min([client.last.get("end", {}).get("stopped_s", time.monotonic()) for client in clients.all]
                           + [facts["start_s"] + plan.duration_s])
-    result = _settle(plan, folder, folders, facts)
+    facts["start_s"] = clients.all[0].last.get("end", {}).get("start_s", facts["start_s"])  # a master needs longer
+    result = _settle(plan, folder, [path for path in folders if path.exists()], facts)
     if interrupt is not None:
         raise interrupt
     return result
@@ -156,6 +157,9 @@ def _settle(plan: LoadPlan, folder: Path, folders: list[Path], facts: dict[str, 
     if check is None:
         facts["notes"].append("no self-check of this host is stored: run 'spoc load selfcheck' to gate the rungs by it")
     summary = summarise(plan, requests, chunks, tables["metrics"], window, facts, check)
+    if plan.master is not None:
+        summary["workers"] = [{name: report[name] for name in ("worker", "clock_offset_s", "clock_error_s")}
+                              for report in reports]
     summary["startup_s"] = facts["startup_s"]
     summary["start_s"] = facts["start_s"]
     summary["folder"] = str(folder)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import gevent
 from locust import FastHttpUser, task
+from locust.event import EventHook
 from locust.exception import StopUser
 
 from spoc_lib.load.bodies import BodyEncoder
@@ -85,6 +86,7 @@ class ScriptedUser(FastHttpUser):
 
     def on_start(self) -> None:
         self.player: Player = self.rung.next_player()
+        self.client.request_event = EventHook()  # `fire` tells Locust of whole answers; headers alone are no answer
         self.failures = 0
         self.client.client.valid_response_codes = frozenset(range(100, 600))  # the status is read, not raised
 

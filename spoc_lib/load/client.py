@@ -1,0 +1,165 @@
+"""One client process's rung: prepare, start the Locust users, keep time, put records on disk, end within bounds.
+
+Child process only: whoever runs it (`child` for the parent's own processes, `worker` for other machines) must have
+patched the interpreter before importing this module.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import signal
+import time
+from typing import Any, Protocol
+
+import gevent
+import pyarrow as pa
+from gevent.threadpool import ThreadPool
+from locust.env import Environment
+from locust.runners import STATE_RUNNING, Runner
+
+from spoc_lib.load.arrivals import ArrivalClientPool, WallOffset
+from spoc_lib.load.bodies import BodyEncoder
+from spoc_lib.load.plan import LoadPlan
+from spoc_lib.load.rung import Rung
+from spoc_lib.load.script import Histories, script_of
+from spoc_lib.load.user import Player, ScriptedUser
+
+TICK_S = 0.01
+FLUSH_S = 1.0
+#: How long requests in flight may still run after an interrupt.
+INTERRUPT_GRACE_S = 1.0
+USER_CLASS = "ConversationUser"
+
+
+class Boss(Protocol):
+    """Whom this client works for: its parent process through pipes, or a master on another machine."""
+
+    def preparing(self, done: int, of: int) -> None: ...
+
+    def start_time(self, users: int) -> float:
+        """Say that `users` are prepared; wait for the start of the rung (this host's monotonic seconds)."""
+        ...
+
+    def watch(self, interrupt: Any) -> None:
+        """Call `interrupt` when the boss is gone; runs as a greenlet."""
+        ...
+
+    def progress(self, state: dict[str, Any], tables: dict[str, pa.Table]) -> None: ...
+
+    def end(self, state: dict[str, Any], report: dict[str, Any], tables: dict[str, pa.Table]) -> None: ...
+
+
+def prepare(plan: LoadPlan, rung: Rung, process: int, boss: Boss) -> None:
+    """All first turns, text and bodies, before the clock starts: nothing of it may fall into the measurement."""
+    script, histories = script_of(plan), Histories(plan)
+    mine = range(process, plan.users, plan.processes)
+    told = time.monotonic()
+    for done, number in enumerate(mine):
+        rung.players.append(Player(script.user(number), histories.new(), BodyEncoder(plan)))
+        if time.monotonic() - told > 0.5:
+            told = time.monotonic()
+            boss.preparing(done + 1, len(mine))
+            gevent.sleep(0)
+
+
+def user_class(plan: LoadPlan, rung: Rung) -> type[ScriptedUser]:
+    """The Locust user class of this rung; one connection pool for all users, one connection a request in flight."""
+    pool = ArrivalClientPool(concurrency=plan.users + 8, network_timeout=plan.idle_timeout_s,
+                             connection_timeout=min(30.0, plan.idle_timeout_s), insecure=not plan.verify_tls,
+                             ssl_context_factory=_tls(plan))
+    return type(USER_CLASS, (ScriptedUser,), {
+        "host": plan.api_url, "rung": rung, "client_pool": pool, "insecure": not plan.verify_tls, "abstract": False})
+
+
+def _tls(plan: LoadPlan) -> Any:
+    if not plan.base_url.startswith("https:"):
+        return None
+    import ssl
+
+    return ssl.create_default_context if plan.verify_tls else ssl._create_unverified_context
+
+
+class Client:
+    """Runs the rung in this process."""
+
+    def __init__(self, plan: LoadPlan, rung: Rung, environment: Environment, runner: Runner, boss: Boss) -> None:
+        self.plan, self.rung, self.runner, self.boss = plan, rung, runner, boss
+        environment.user_classes = [user_class(plan, rung)]
+        self.interrupted = False
+        self._lags: list[float] = []
+        self._disk = ThreadPool(1)
+
+    def run(self) -> None:
+        rung, plan = self.rung, self.plan
+        for number in (signal.SIGTERM, signal.SIGINT):
+            gevent.signal_handler(number, self.interrupt)
+        gc.collect()
+        gc.freeze()  # histories and corpus are not garbage; a full collection would stop all users
+        helpers = [gevent.spawn(self._tick)]
+        users = len(rung.players)
+        rung.start_s = self.boss.start_time(users)
+        rung.end_s = rung.start_s + plan.duration_s
+        helpers.append(gevent.spawn(self.boss.watch, self.interrupt))
+        WallOffset.refresh()
+        self.runner.spawn_users({USER_CLASS: users})
+        self.runner.update_state(STATE_RUNNING)
+        helpers.append(gevent.spawn(self._report))
+        rung.stopping.wait(max(0.0, rung.end_s - time.monotonic()))
+        rung.stopping.set()
+        stopped_s = time.monotonic()
+        self._drain()
+        self.runner.user_greenlets.kill()  # whoever is still in flight books itself as censored
+        gevent.killall(helpers)
+        tables = self._flush()
+        rung.books.close()
+        self.boss.end({**rung.state(), "stopped_s": stopped_s}, {
+            "start_s": rung.start_s, "interrupted": self.interrupted, "crashed": rung.crashed, "errors": rung.errors,
+            "error_samples": rung.error_samples, "retry_after": rung.retries, "kernel_stamped": rung.kernel_stamped,
+            "read_streams": rung.read_streams}, tables)
+
+    def _drain(self) -> None:
+        """Let what is in flight finish, `stop_timeout_s` at most (or the grace of an interrupt)."""
+        began = time.monotonic()
+        while self.rung.in_flight and not self.rung.crashed:
+            limit = INTERRUPT_GRACE_S if self.interrupted else self.plan.stop_timeout_s
+            if time.monotonic() - began > limit:
+                break
+            gevent.sleep(0.02)
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+        self.rung.cut_class = "interrupted"
+        self.rung.stopping.set()
+
+    def _tick(self) -> None:
+        """How late this process's loop is: a 10 ms sleep, measured."""
+        while True:
+            before = time.monotonic()
+            gevent.sleep(TICK_S)
+            self._lags.append(time.monotonic() - before - TICK_S)
+
+    def _report(self) -> None:
+        while True:
+            gevent.sleep(FLUSH_S)
+            tables = self._flush()
+            self.boss.progress(self.rung.state(), tables)
+
+    def _flush(self) -> dict[str, pa.Table]:
+        """Sample the client's own state and put the last second on disk, in another thread; returns its tables."""
+        WallOffset.refresh()
+        lags, self._lags = sorted(self._lags) or [0.0], []
+        use = resource.getrusage(resource.RUSAGE_SELF)
+        rung, books = self.rung, self.rung.books
+        books.sample(time.monotonic(), {
+            "live_users": rung.live, "in_flight_users": rung.in_flight,
+            "thinking_users": rung.live - rung.in_flight, "planned_total": books.planned,
+            "completed_total": books.completed, "failed_total": books.failed, "tokens_total": books.tokens,
+            "client_cpu_seconds_total": use.ru_utime + use.ru_stime, "client_memory_bytes": use.ru_maxrss * 1024.0,
+            "client_loop_lag_p99_s": lags[int(len(lags) * 0.99)], "client_loop_lag_max_s": lags[-1],
+        })
+        tables = books.take()
+        self._disk.spawn(books.write, tables).get()
+        return tables
+
+
