@@ -67,6 +67,9 @@ def decompose(
     batch: Annotated[str | None, typer.Option(
         "--batch", help="what an average step computed, where the trace does not tell: tokens=…,decodes=…")] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="steps in the window, if the trace shows none")] = None,
+    untraced_step_s: Annotated[float | None, typer.Option(
+        "--untraced-step-s", min=1e-6, help="the engine's decode step without the profiler: what the capture costs")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Where each GPU's time went: exclusive categories plus idle, summing to the window.
@@ -75,14 +78,19 @@ def decompose(
     """
     from spoc_lib import config
     from spoc_lib.nsight import decompose as run
-    from spoc_lib.nsight import roofline, rule_book
+    from spoc_lib.nsight import capture_overhead, explain_idle, roofline, rule_book
     from spoc_lib.nsight.text import decomposition_text, verdict_text
 
     if (model is None) != (gpu is None):
         raise InputError("bad-option", "a roofline needs both: give --model and --gpu together")
     result = run(trace, _window(window), rules=rule_book(rules), nvtx_range=nvtx_range, expect_gpus=expect_gpus,
                  accept_graph_mode=accept_graph_mode)
-    answer, text = result.to_dict(), decomposition_text(result)
+    idle = explain_idle(result)
+    answer, text = result.to_dict() | {"idle": idle.to_dict()}, f"{decomposition_text(result)}\n{idle.sentence}"
+    if untraced_step_s is not None:
+        overhead = capture_overhead(result, untraced_step_s)
+        answer["overhead"] = overhead
+        text = f"{text}\n{overhead.sentence}"
     if model is not None and gpu is not None:
         verdict = roofline(result, config.load_model(model), config.load_gpu(gpu), _batch(batch), steps=steps)
         answer["roofline"] = verdict.to_dict()

@@ -4,7 +4,9 @@ from spoc_lib.nsight.categories import CATEGORIES, TITLES, classify, rule_book
 from spoc_lib.nsight.collectives import Collectives, collectives
 from spoc_lib.nsight.decompose import Decomposition, decompose
 from spoc_lib.nsight.diff import Diff, diff
+from spoc_lib.nsight.idle import explain_idle
+from spoc_lib.nsight.measured import capture_overhead, measured_steps
 from spoc_lib.nsight.roofline import Verdict, roofline
 
-__all__ = ["CATEGORIES", "TITLES", "Collectives", "Decomposition", "Diff", "Verdict", "classify", "collectives",
-           "decompose", "diff", "roofline", "rule_book"]
+__all__ = ["CATEGORIES", "TITLES", "Collectives", "Decomposition", "Diff", "Verdict", "capture_overhead",
+           "classify", "collectives", "decompose", "diff", "explain_idle", "measured_steps", "roofline", "rule_book"]

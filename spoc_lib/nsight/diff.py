@@ -78,13 +78,13 @@ def _units(d: Decomposition, unit: str, phase: str | None = None) -> float:
 
 
 def _seconds(d: Decomposition, unit: str, phase: str | None) -> pd.Series:
-    """Busy seconds by category (and idle) of one GPU: of the steps, or of the whole window."""
-    rows = d.table
-    if phase is not None:
-        rows = rows[rows.phase == phase]
-    elif unit != "second":
-        rows = rows[rows.phase != "none"]
-    return rows.groupby("category", observed=True).busy_ns.sum() / len(d.totals()) / 1e9
+    """Seconds by category and idle on one GPU: of the steps, or of the whole window."""
+    gpus = len(d.totals())
+    if unit == "second":
+        return d.table.groupby("category", observed=True).busy_ns.sum() / gpus / 1e9
+    steps = d.steps if phase is None else d.steps[d.steps.phase == phase]
+    ns = {c: steps[f"{c}_ns"].sum() for c in CATEGORIES}
+    return pd.Series({**ns, "idle": steps.launch_gap_ns.sum() + steps.host_gap_ns.sum()}) / gpus / 1e9
 
 
 def _by_category(a: Decomposition, b: Decomposition, unit: str) -> pd.DataFrame:

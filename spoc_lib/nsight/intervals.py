@@ -29,8 +29,9 @@ class Ownership(NamedTuple):
     gap_sum_ns: np.ndarray
 
 
-#: Upper ends of the classes of idle intervals: launch gaps, short host work, host work, waiting; above: nothing to do.
+#: Upper ends of the classes of idle intervals, and how a table calls them.
 GAP_LIMITS_NS = np.array([10_000, 100_000, 1_000_000, 10_000_000], dtype=np.int64)
+GAP_CLASSES = ("up to 10 us", "10 to 100 us", "0.1 to 1 ms", "1 to 10 ms", "above 10 ms")
 
 
 @numba.njit(cache=True, nogil=True)

@@ -14,7 +14,7 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.kerneltrace import step_text, write_trace
-from spoc_lib.nsight import decompose, diff, roofline
+from spoc_lib.nsight import capture_overhead, decompose, diff, explain_idle, measured_steps, roofline
 from spoc_lib.nsight.categories import CATEGORIES
 from spoc_lib.nsight.nvtx import parse_step
 
@@ -167,6 +167,49 @@ def test_diff_names_what_got_slower(engine, trace, tmp_path):
     assert set(result.steps.phase) == {"decode", "mixed", "prefill"}
     same = diff(before, before, "step")
     assert same.ratio == 1.0 and same.unit == "step" and same.sentence == "Nothing changed between A and B."
+
+
+def test_steps_calibrate_what_they_came_from(engine, trace):
+    steps = measured_steps(decompose(trace[0]))
+    assert len(steps) == 5  # the last has no end
+    for row in steps.itertuples():
+        batch = Batch(*(getattr(row, f) for f in Batch._fields))
+        assert row.seconds == pytest.approx(engine.step_time.seconds(batch), rel=1e-6)
+        assert row.attn == pytest.approx(engine.step_time.components(batch)["attn"], rel=1e-6)
+
+
+def test_what_cannot_calibrate_says_so(new_trace, kernel_names):
+    trace = new_trace()
+    trace.kernel(kernel_names["gemm"], 0, 100)
+    result = decompose(trace.done())
+    with pytest.raises(InputError, match="calibrates nothing"):
+        measured_steps(result)
+    with pytest.raises(InputError, match="no decode step"):
+        capture_overhead(result, 0.01)
+
+
+def test_the_captures_cost_is_told(engine, trace):
+    result = decompose(trace[0])
+    plain = engine.step_time.seconds(DECODE)
+    assert capture_overhead(result, plain).ratio == pytest.approx(1.0, rel=1e-3)
+    assert "inflated" in capture_overhead(result, plain / 1.2).sentence
+
+
+def test_idle_time_has_causes(engine, trace):
+    report = explain_idle(decompose(trace[0]))
+    causes = report.table.set_index("cause").seconds
+    assert causes["outside"] == causes["waiting"] == 0 and causes["launch"] > 0 and causes["host"] > 0
+    assert "idle for" in report.sentence
+
+
+def test_a_window_leaves_out_the_steps_that_it_cuts(engine, trace):
+    whole = decompose(trace[0])
+    first = whole.steps.start_ns.min()
+    length = whole.steps.duration_ns.iloc[0]
+    cut = decompose(trace[0], ((first + length / 2) / 1e9, whole.window_ns[1] / 1e9))
+    assert set(cut.steps.step) == {1, 2, 3, 4, 5}
+    assert cut.totals().sum(axis=1).unique().tolist() == [cut.window_ns[1] - cut.window_ns[0]]
+    assert cut.table[cut.table.phase == "none"].empty  # the cut step's time keeps its phase
 
 
 def test_the_commands(trace, tmp_path, spoc):
