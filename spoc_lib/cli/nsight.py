@@ -77,8 +77,8 @@ def decompose(
     Example: spoc nsight decompose trace.sqlite --expect-gpus 4 --model gpt-oss-120b --gpu h100-sxm
     """
     from spoc_lib import config
-    from spoc_lib.nsight import decompose as run
     from spoc_lib.nsight import capture_overhead, explain_idle, roofline, rule_book
+    from spoc_lib.nsight import decompose as run
     from spoc_lib.nsight.text import decomposition_text, verdict_text
 
     if (model is None) != (gpu is None):
