@@ -122,21 +122,17 @@ class FastRun:
             self.m = self.m._replace(chains=self.chains.table)
 
     def _grow(self) -> None:
-        """Double the arrays that are half full; the compiled loop asks well before they are full."""
+        """Double what cannot hold one more step; the compiled loop asks before that happens."""
         s = self.m.s
-        for name, used in (("pieces", s[fs.S_PIECES]), ("entries", s[fs.S_ENTRIES])):
-            self._double(name, int(used), 0)
-        self._double("request_log", int(s[fs.S_REQUESTS]), 0)
-        self._double("token_log", int(s[fs.S_TOKENS]), 0)
-        self._double("step_log", int(s[fs.S_STEPS]), 0)
-
-    def _double(self, name: str, used: int, fill: int) -> None:
-        array = getattr(self.m, name)
-        if 2 * used < len(array):
-            return
-        longer = np.full((2 * len(array), *array.shape[1:]), fill, dtype=array.dtype)
-        longer[:used] = array[:used]
-        self.m = self.m._replace(**{name: longer})
+        users, margin = int(s[fs.K_USERS]), int(s[fs.K_MARGIN])
+        for name, used, room in (("pieces", fs.S_PIECES, margin), ("entries", fs.S_ENTRIES, margin),
+                                 ("request_log", fs.S_REQUESTS, users + 1), ("token_log", fs.S_TOKENS, users),
+                                 ("step_log", fs.S_STEPS, 2)):
+            array = getattr(self.m, name)
+            if int(s[used]) + room > len(array):
+                longer = np.empty((2 * len(array), *array.shape[1:]), dtype=array.dtype)
+                longer[: s[used]] = array[: s[used]]
+                self.m = self.m._replace(**{name: longer})
 
     # the log
 
@@ -181,9 +177,11 @@ def _allocate(engine: EmbeddedEngine, users: int, chains: np.ndarray) -> fs.Stat
     scalars = _configuration(engine, users)
     scalars[[fs.S_LRU_HEAD, fs.S_LRU_TAIL, fs.S_PIECE_FREE, fs.S_ENTRY_FREE]] = fs.NONE
     scalars[fs.S_UNHASHED] = engine.num_blocks - 1
-    margin = 2 * (24 * users + 2 * longest)
+    # pieces and entries that one step may add: a few for each request, and the splits of one long hit
+    scalars[fs.K_MARGIN] = 24 * users + 2 * longest
+    room = 4 * int(scalars[fs.K_MARGIN])
     return fs.State(
-        s=scalars, pieces=whole(margin, fs.P_COLUMNS), chains=chains, entries=whole(margin, fs.E_COLUMNS),
+        s=scalars, pieces=whole(room, fs.P_COLUMNS), chains=chains, entries=whole(room, fs.E_COLUMNS),
         requests=whole(users, fs.U_COLUMNS), work=whole(longest + users + MAX_DEPTH, fs.W_COLUMNS),
         queues=whole(2 * users, fs.V_COLUMNS), sums=np.zeros((3, fs.B_COLUMNS)),
         clock=np.zeros((users, fs.X_COLUMNS)), request_log=np.zeros((4 * users + 4096, fs.Q_COLUMNS)),

@@ -131,10 +131,9 @@ def arrive(s, requests, queues, clock, request_log, user, now):
 
 
 @njit
-def must_grow(s, pieces, entries, work, request_log, token_log, step_log):
+def must_grow(s, pieces, entries, request_log, token_log, step_log):
     """Whether the arrays might not hold what one step adds."""
-    margin = 24 * s[K_USERS] + 2 * len(work)
-    return (s[S_PIECES] + margin > len(pieces) or s[S_ENTRIES] + margin > len(entries)
+    return (s[S_PIECES] + s[K_MARGIN] > len(pieces) or s[S_ENTRIES] + s[K_MARGIN] > len(entries)
             or s[S_REQUESTS] + s[K_USERS] + 1 > len(request_log) or s[S_TOKENS] + s[K_USERS] > len(token_log)
             or s[S_STEPS] + 2 > len(step_log))
 
@@ -150,7 +149,7 @@ def _make_run(digest: int):
                 return PREPARE
             if times[F_NOW] > times[F_END]:
                 return OVER
-            if must_grow(s, pieces, entries, work, request_log, token_log, step_log):
+            if must_grow(s, pieces, entries, request_log, token_log, step_log):
                 return GROW
             refused = False
             while s[S_ARRIVALS] > 0 and clock[0, X_ARRIVAL] <= times[F_NOW]:

@@ -66,8 +66,9 @@ Q_COLUMNS = 5
 
 # configuration, behind the scalars
 (K_BLOCK, K_GROUPS, K_FULL, K_SLIDING, K_WINDOW, K_NEED, K_CAP, K_POOL, K_CACHING, K_MAX_LEN, K_BUDGET, K_MAX_SEQS,
- K_THRESHOLD, K_RESERVE, K_DEPTH, K_WATERMARK, K_RETENTION, K_BATCH_WINDOW, K_QUEUE, K_AHEAD, K_USERS) = range(30, 51)
-S_COLUMNS = 51
+ K_THRESHOLD, K_RESERVE, K_DEPTH, K_WATERMARK, K_RETENTION, K_BATCH_WINDOW, K_QUEUE, K_AHEAD, K_USERS,
+ K_MARGIN) = range(30, 52)
+S_COLUMNS = 52
 
 # a planned step's sums: the batch, then the state after scheduling (runlog.STEP_COLUMNS without the times); the last
 # row of `sums` holds the time now, the end of the run, and the number of requests in either plan
