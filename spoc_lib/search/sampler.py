@@ -2,7 +2,7 @@
 
 Optuna's sampler carries its random state in memory, so a resumed study goes another way. Here each slot draws
 from its own stream: a killed study that goes on makes the trials that it would have made. A child that repeats a
-known engine or that the engine would refuse is bred again, since a real trial costs a server start.
+known engine, or that the engine would refuse, mutates until it does not, since a real trial costs a server start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 #: User attribute that every trial carries once it was answered; a failed trial without it was interrupted.
 RECORD = "record"
-#: Times that an unwanted child is bred again before it is taken as it is (a small space may be exhausted).
+#: Mutations of an unwanted child before it is taken as it is (a small space may be exhausted).
 ATTEMPTS = 64
 
 Unwanted = Callable[[], Callable[[Mapping[str, Any]], bool]]
@@ -40,10 +40,11 @@ class SlotSampler(NSGAIISampler):
         self._start(slot=0)
 
     def _start(self, slot: int) -> None:
-        breeding, drawing = np.random.SeedSequence([self._seed, slot]).generate_state(2)
+        breeding, drawing, mutating = np.random.SeedSequence([self._seed, slot]).generate_state(3)
         self._breeder = NSGAIISampler(seed=int(breeding), population_size=self.population_size)
         # A stream of its own: with one seed for both, a mutated value would repeat the crossover's first draw.
         self._drawer = RandomSampler(seed=int(drawing))
+        self._mutation = np.random.default_rng(int(mutating))
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         self._start(slot_of(study, trial.number))
@@ -53,15 +54,16 @@ class SlotSampler(NSGAIISampler):
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial,
                         search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
-        child: dict[str, Any] = {}
+        child = self._breeder.sample_relative(study, trial, search_space)
+        for name, distribution in search_space.items():
+            if name not in child:  # the first generation, or a mutated gene
+                child[name] = self._drawer.sample_independent(study, trial, name, distribution)
         unwanted = self._unwanted() if self._unwanted else None
-        for _ in range(ATTEMPTS):
-            child = self._breeder.sample_relative(study, trial, search_space)
-            for name, distribution in search_space.items():
-                if name not in child:  # the first generation, or a mutated gene
-                    child[name] = self._drawer.sample_independent(study, trial, name, distribution)
-            if unwanted is None or not unwanted(child):
+        for _ in range(ATTEMPTS if unwanted else 0):
+            if not unwanted(child):
                 break
+            name = str(self._mutation.choice(list(search_space)))
+            child[name] = self._drawer.sample_independent(study, trial, name, search_space[name])
         return child
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
