@@ -1,8 +1,8 @@
 """/metrics of the embedded server: the names, labels, buckets and meanings of vLLM 0.32, for a text model.
 
 Times are the engine's (a token exists at the end of its step), so server-side latency holds no client. Beside
-vLLM's own, `spoc:passport_info` says that everything here is simulated and by which calibration, and `spoc:clock_*`
-how well the real clock kept up.
+vLLM's own, `spoc:passport_info` says that everything here is simulated and by which calibration, and
+`spoc:step_lag_seconds` and `spoc:clock_resets_total` how well the real clock kept up.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 HTTP_FINE_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
 HTTP_COARSE_S = (0.1, 0.5, 1)
+STEP_LAG_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 #: Routes that vLLM's HTTP metrics leave out.
 UNCOUNTED_ROUTES = {"/metrics", "/health", "/load", "/ping", "/version", "/server_info"}
 
@@ -171,8 +172,8 @@ class MetricsPage(StepObserver):
         shown = {name: str(passport.get(name)) for name in ("model", "gpu", "gpu_count", "step_time", "calibration_id")}
         self._registry.family("spoc:passport_info", "gauge", "Every value of this page is simulated by this model."
                               ).child(simulated="true", **shown).value = 1
-        self._lag = self._registry.family("spoc:clock_lag_seconds", "gauge",
-                                          "How late the last step was delivered.").child()
+        self._lag = self._registry.family("spoc:step_lag_seconds", "histogram", "How late steps were delivered.",
+                                          buckets=STEP_LAG_S).child()
         self._resets = self._registry.family("spoc:clock_resets_total", "counter",
                                              "Restarts of the clock, each after falling far behind.").child()
 
@@ -222,6 +223,9 @@ class MetricsPage(StepObserver):
                 one.first_token_s - scheduled, decode), strict=True):
             histogram.observe(seconds)
 
+    def late(self, seconds: float) -> None:
+        self._lag.observe(seconds)
+
     def rejected(self) -> None:
         """The limit on queued requests refused one."""
         self._rejections["max_num_queued_reqs"].value += 1
@@ -251,7 +255,7 @@ class MetricsPage(StepObserver):
         total = self.activity.total
         self._flops.value, self._read.value, self._written.value = (
             float(total.tensor_flops), float(total.read_bytes), float(total.write_bytes))
-        self._lag.value, self._resets.value = realtime.lag_s, realtime.lag_resets
+        self._resets.value = realtime.lag_resets
         self._process.update()
         return self._registry.render()
 

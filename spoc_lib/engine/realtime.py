@@ -2,7 +2,7 @@
 
 Deadlines are absolute. A step that begins at the end of the one before it ends at that end plus its modelled
 duration, however late the loop woke up, so lateness never adds up; it only shows in when a token is written,
-and `lag_s` reports it. Where the machine falls behind by more than `LAG_LIMIT_S` (suspended, overloaded), the
+and the observer hears of it. Where the machine falls behind by more than `LAG_LIMIT_S` (suspended, overloaded), the
 clock restarts from now and `lag_resets` counts it: figures of such a run are not the engine's.
 
 A request reaches the scheduler when the modelled front end is done with it (`StepTimeModel.frontend_seconds`: HTTP,
@@ -27,7 +27,7 @@ from spoc_lib.engine.gpu_counters import Throttle
 from spoc_lib.engine.server_text import HashedContent, Reply
 from spoc_lib.engine.timer import Timer
 
-LAG_LIMIT_S = 0.5
+LAG_LIMIT_S = 1.0
 HOLD_LIMIT_S = 0.1
 #: Only to foresee when a prompt in encoding is due; real code has about four characters a token.
 CHARACTERS_PER_TOKEN = 4
@@ -66,6 +66,9 @@ class StepObserver:
     def finished(self, generation: Generation, now: float) -> None:
         """A generation finished (finish_reason stop | length) or was aborted (abort)."""
 
+    def late(self, seconds: float) -> None:
+        """How long after its end a step is delivered."""
+
 
 @dataclass(slots=True)
 class _Throttled:
@@ -97,7 +100,6 @@ class RealtimeEngine:
     observer: StepObserver = field(default_factory=StepObserver)
     throttle: Throttle | None = None
     started_s: float = field(default_factory=time.monotonic)
-    lag_s: float = 0.0
     lag_resets: int = 0
     core: EngineCore = field(init=False)
     _loop: EngineLoop = field(init=False)
@@ -195,11 +197,12 @@ class RealtimeEngine:
 
     def _keep_time(self, end: float) -> float:
         """When the next step begins: at `end`, unless the machine has fallen far behind."""
-        self.lag_s = time.monotonic() - end
-        if self.lag_s < LAG_LIMIT_S:
+        lag_s = time.monotonic() - end
+        self.observer.late(lag_s)
+        if lag_s < LAG_LIMIT_S:
             return end
         self.lag_resets += 1
-        return end + self.lag_s
+        return end + lag_s
 
     def _deliver(self, result: StepResult) -> None:
         for request_id in result.scheduled.admitted:
