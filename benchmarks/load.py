@@ -181,12 +181,27 @@ def guidellm(binary: Path, url: str, seconds: float, folder: Path) -> tuple[list
     return command, read
 
 
+#: A tokenizer of single bytes, made with the peer's own library: no download, and its cost is the least possible.
+BYTE_TOKENIZER = """
+import sys
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+tokenizer = Tokenizer(models.BPE(vocab={c: k for k, c in enumerate([*alphabet, "<eos>"])}, merges=[]))
+tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<eos>").save_pretrained(sys.argv[1])
+"""
+
+
 def aiperf(binary: Path, url: str, seconds: float, folder: Path) -> tuple[list[str], Callable[[], dict[str, Any]]]:
     """Command, and the reader of its report."""
+    tokenizer = folder / "tokenizer"
+    subprocess.run([str(binary / "python"), "-c", BYTE_TOKENIZER, str(tokenizer)], check=True, capture_output=True)
     command = [str(binary / "aiperf"), "profile", "--model", "paced", "--url", url, "--endpoint-type", "chat",
                "--streaming", "--concurrency", str(USERS), "--benchmark-duration", str(int(seconds)),
-               "--synthetic-input-tokens-mean", "16", "--output-tokens-mean", str(OUTPUT_TOKENS),
-               "--tokenizer", "builtin", "--ui", "none", "--artifact-dir", str(folder)]
+               "--benchmark-grace-period", "10", "--synthetic-input-tokens-mean", "64", "--output-tokens-mean",
+               str(OUTPUT_TOKENS), "--use-server-token-count", "--tokenizer", str(tokenizer), "--ui", "none",
+               "--artifact-dir", str(folder)]
 
     def read() -> dict[str, Any]:
         ttft = orjson.loads(next(folder.rglob("profile_export_aiperf.json")).read_bytes())["time_to_first_token"]
@@ -201,7 +216,8 @@ def peer_lane(name: str, seconds: float, environments: Path) -> dict[str, Any]:
     with paced_server(TTFT_S, ITL_S, pinned(0), log=False) as url, tempfile.TemporaryDirectory() as folder:
         watch = InFlight(url, seconds * 0.4, seconds * 0.8)
         command, read = {"guidellm": guidellm, "aiperf": aiperf}[name](binary, url, seconds, Path(folder))
-        offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        # offline, guidellm needs no hub; aiperf would then look for a cached one instead of the folder it is given
+        offline = {**os.environ, "HF_HUB_OFFLINE": "1"} if name == "guidellm" else dict(os.environ)
         cpu_s, result = timed([*pinned(1), *command], cwd=folder, env=offline, timeout=seconds * 4 + 240)
         report = paced_report(url)
         tokens = report["tokens"]
