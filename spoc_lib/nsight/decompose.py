@@ -167,6 +167,9 @@ def decompose_trace(trace: Trace, window: tuple[int, int], rules: RuleBook, step
     parts = Breakdown.measure(trace, window, rules, steps)
     kernels = parts.kernels()
     notes = [*trace.notes, *steps.notes]
+    if trace.metadata.simulated:
+        notes.append("simulated: times come from the step-time model, and all GPUs do the same, so that none waits for "
+                     "another")
     if silent := parts.silent():
         notes.append(f"{', '.join(silent)} ran nothing in this window")
     return Decomposition(

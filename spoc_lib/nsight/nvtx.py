@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,24 +30,30 @@ class Range:
     text: str
 
 
-def read_ranges(source: TraceSource, wanted: Callable[[str], bool]) -> list[Range]:
-    """Push/pop and start/end ranges whose text is wanted, ordered by start. Text stands in the row or in StringIds."""
+def read_ranges(source: TraceSource, *, beginnings: Sequence[str] = ("",)) -> list[Range]:
+    """Push/pop and start/end ranges whose text begins with one of `beginnings`, ordered by start. The text stands in
+    the row or in StringIds."""
     columns = source.columns(NVTX)
     if not {"start", "end"} <= set(columns) or not {"text", "textId"} & set(columns):
         return []
-    tid = "globalTid" if "globalTid" in columns else "start"
-    found: list[tuple[int, int | None, str, int]] = []
+    tid = ("globalTid",) if "globalTid" in columns else ()
+    found: list[tuple] = []
     if "textId" in columns and "StringIds" in source.tables():
-        strings = {i: s for i, s in source.rows("StringIds", ("id", "value")) if s and wanted(s)}
+        strings = dict(source.rows("StringIds", ("id", "value"), starts={"value": beginnings}))
         ids = list(strings)
         for at in range(0, len(ids), 500):
-            rows = source.rows(NVTX, ("start", "end", "textId", tid), {"textId": ids[at:at + 500]})
-            found += [(start, end, strings[text], thread) for start, end, text, thread in rows]
+            found += [(strings[text], start, end, *thread) for text, start, end, *thread in
+                      source.rows(NVTX, ("textId", "start", "end", *tid), {"textId": ids[at:at + 500]})]
     if "text" in columns:
-        found += [row for row in source.rows(NVTX, ("start", "end", "text", tid)) if row[2] and wanted(row[2])]
-    ranges = [Range((thread or 0) & ~_THREAD_BITS if tid == "globalTid" else 0, start, end, text)
-              for start, end, text, thread in found if end is not None and end >= start]
+        found += source.rows(NVTX, ("text", "start", "end", *tid), starts={"text": beginnings})
+    ranges = [Range((thread[0] or 0) & ~_THREAD_BITS if thread else 0, start, end, text)
+              for text, start, end, *thread in found if text and end is not None and end >= start]
     return sorted(ranges, key=lambda r: (r.start, r.end))
+
+
+def step_ranges(source: TraceSource) -> list[Range]:
+    """The ranges that mark engine steps."""
+    return [r for r in read_ranges(source, beginnings=("spoc step=", "execute_")) if is_step(r.text)]
 
 
 def is_step(text: str) -> bool:
@@ -75,7 +81,7 @@ def parse_step(text: str) -> dict:
 
 def extent(source: TraceSource, text: str) -> tuple[int, int]:
     """First start and last end of the ranges with this text, ns. InputError when there is none."""
-    ranges = read_ranges(source, lambda t: t == text)
+    ranges = [r for r in read_ranges(source, beginnings=(text,)) if r.text == text]
     if not ranges:
         raise InputError("no-range", f"{source.path} holds no NVTX range named '{text}'")
     return ranges[0].start, max(r.end for r in ranges)

@@ -171,7 +171,7 @@ def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpe
     sentences = [_step_sentence(table, phase, gpu) for phase in table.phase.unique() if phase != "all"] or [
         _step_sentence(table, "all", gpu)]
     if model.moe is not None:
-        sentences.append(_expert_sentence(table, model, gpu, shown, label))
+        sentences.append(_expert_sentence(table, model, gpu, shown, label, decomposition.simulated))
     binding = max(resources, key=resources.__getitem__)
     over = int((busy.of_roof > 1.05).sum())
     if over:
@@ -217,15 +217,16 @@ def _reach(binds: str, of_roof: float | None) -> str:
     return f"bound by {RESOURCES[binds]}, at {of_roof:.0%} of it"
 
 
-def _expert_sentence(table: pd.DataFrame, model: ModelSpec, gpu: GpuSpec, shown: bool, label: str) -> str:
+def _expert_sentence(table: pd.DataFrame, model: ModelSpec, gpu: GpuSpec, shown: bool, label: str,
+                     simulated: bool) -> str:
     """FP4-naive beside W4A16 beside measured, in the phase where the two differ most."""
     rows = table[(table.category == "moe_gemm") & (table.measured_s > 0)]
     if rows.empty:
         return "No expert GEMM ran in this window, so nothing is said about 4-bit experts."
     row = rows.loc[((rows.w4a16_s - rows.fp4_naive_s) / rows.measured_s).idxmax()]
     where = "a step" if row.phase == "all" else f"a {row.phase} step"
-    times = (f"FP4-naive {row.fp4_naive_s * 1e3:.2f} ms, W4A16 {row.w4a16_s * 1e3:.2f} ms, measured "
-             f"{row.measured_s * 1e3:.2f} ms in {where}")
+    times = (f"FP4-naive {row.fp4_naive_s * 1e3:.2f} ms, W4A16 {row.w4a16_s * 1e3:.2f} ms, "
+             f"{'simulated' if simulated else 'measured'} {row.measured_s * 1e3:.2f} ms in {where}")
     if shown and label.endswith(("xmxfp4", "xnvfp4", "xint4")):
         math = label.split("x")[0].upper()
         proof = f"The expert GEMMs' names show {math} products on 4-bit weights ({label}), so W4A16 is the roof"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -32,9 +33,10 @@ class TraceSource(Protocol):
 
     def columns(self, table: str) -> tuple[str, ...]: ...
 
-    def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None
-             ) -> list[tuple]:
-        """All rows of a small table; `where` keeps rows whose column is one of the given values."""
+    def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None,
+             starts: Mapping[str, Sequence[str]] | None = None) -> list[tuple]:
+        """Rows as tuples; `where` keeps rows whose column is one of the given values, `starts` those whose text
+        begins with one of the given."""
         ...
 
     def integers(self, table: str, columns: Sequence[str]) -> Iterator[np.ndarray]:
@@ -102,21 +104,19 @@ class SqliteSource:
             return []
         return self._connection.execute(f'PRAGMA table_info("{table}")').fetchall()
 
-    def _select(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None):
+    def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None,
+             starts: Mapping[str, Sequence[str]] | None = None) -> list[tuple]:
         names = ", ".join(f'"{column}"' for column in columns)
-        sql, values = f'SELECT {names} FROM "{table}"', []
-        if where:
-            tests = []
-            for column, allowed in where.items():
-                tests.append(f'"{column}" IN ({",".join("?" * len(allowed))})')
-                values.extend(allowed)
-            sql += " WHERE " + " AND ".join(tests)
-        return self._connection.execute(sql, values)
-
-    def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None
-             ) -> list[tuple]:
+        tests, values = [], []
+        for column, allowed in (where or {}).items():
+            tests.append(f'"{column}" IN ({",".join("?" * len(allowed))})')
+            values.extend(allowed)
+        for column, beginnings in (starts or {}).items():
+            tests.append("(" + " OR ".join(f'substr("{column}", 1, {len(b)}) = ?' for b in beginnings) + ")")
+            values.extend(beginnings)
+        condition = " WHERE " + " AND ".join(tests) if tests else ""
         try:
-            return self._select(table, columns, where).fetchall()
+            return self._connection.execute(f'SELECT {names} FROM "{table}"{condition}', values).fetchall()
         except sqlite3.DatabaseError as error:
             raise self._damaged(error) from error
 
@@ -185,10 +185,13 @@ class ParquetSource:
         with self._open(table) as file:
             return tuple(file.schema_arrow.names)
 
-    def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None
-             ) -> list[tuple]:
+    def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None,
+             starts: Mapping[str, Sequence[str]] | None = None) -> list[tuple]:
         with self._open(table) as file:
-            found = file.read(columns=sorted({*columns, *(where or {})}))
+            found = file.read(columns=sorted({*columns, *(where or {}), *(starts or {})}))
+        for column, beginnings in (starts or {}).items():
+            tests = [pc.starts_with(found.column(column).cast(pa.string()), pattern=b) for b in beginnings]
+            found = found.filter(reduce(pc.or_, tests))
         for column, allowed in (where or {}).items():
             values = pa.array(list(allowed)).cast(found.schema.field(column).type)
             found = found.filter(pc.is_in(found.column(column), value_set=values))

@@ -38,7 +38,7 @@ class Steps:
 
 def find_steps(trace: Trace, rules: RuleBook) -> Steps:
     """The steps of every rank."""
-    ranges = nvtx.read_ranges(trace.source, nvtx.is_step)
+    ranges = nvtx.step_ranges(trace.source)
     if ranges:
         return _from_ranges(trace, ranges)
     found = {rank: steps for rank in trace.ranks

@@ -61,7 +61,7 @@ def test_nsys_sees_the_engines_steps(tmp_path):
     if captured.suffix == ".qdstrm" and find_importer() is None:
         pytest.skip("nsys left a .qdstrm and QdstrmImporter is not installed")
     with open_source(captured) as source:
-        ranges = nvtx.read_ranges(source, lambda text: True)
+        ranges = nvtx.read_ranges(source)
         assert "TARGET_INFO_SYSTEM_ENV" not in source.tables()
     if not ranges and tuple(map(int, version.split(".")[:3])) >= (0, 2, 12):
         pytest.skip(f"nvtx {version} loses its ranges under this old nsys; 0.2.11 keeps them")
