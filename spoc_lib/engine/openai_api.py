@@ -53,6 +53,14 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+#: Parameters that would change prompt or answer in ways that the embedded engine does not follow, each with the values
+#: that change nothing. Refused rather than ignored.
+UNSUPPORTED: dict[str, tuple] = dict.fromkeys((
+    "echo", "suffix", "best_of", "prompt_embeds", "logprobs", "top_logprobs", "prompt_logprobs", "logit_bias", "tools",
+    "functions", "structured_outputs", "use_beam_search", "truncate_prompt_tokens", "return_token_ids",
+    "continue_final_message", "stop_token_ids", "audio"), (None, False, 0, [], {}, ""))
+UNSUPPORTED |= {"response_format": (None, {"type": "text"}), "add_generation_prompt": (None, True),
+                "best_of": (None, 1)}
 TokenIds = list[Annotated[int, Field(ge=0)]]
 
 
@@ -114,7 +122,6 @@ class ChatRequest(_Generate):
 class CompletionRequest(_Generate):
     prompt: TokenIds | list[TokenIds] | str | list[str] | None = None
     max_tokens: int | None = 16
-    echo: bool | None = False
 
 
 class TokenizeRequest(_Body):
@@ -140,6 +147,9 @@ def parse_body(kind: type[BaseModel], body: bytes, content_type: str) -> Any:
             raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
         if kind is CompletionRequest and data.get("prompt") in (None, ""):
             raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        for name, harmless in UNSUPPORTED.items():
+            if data.get(name) not in harmless:
+                raise invalid(f"{name} is not supported by the embedded engine.", name)
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -196,7 +206,7 @@ def check_model(asked: str | None, served: str) -> None:
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:
-    """Every message needs a role that is a text, and a content that is a text, a list of parts, or absent."""
+    """Every message needs a role that is a text, and a content that is a text, a list of text parts, or absent."""
     if not messages:
         raise invalid("messages must not be empty.", "messages")
     for number, message in enumerate(messages):
@@ -206,6 +216,10 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
         if not isinstance(message.get("content"), (str, list, type(None))):
             raise _validation_error([{"type": "string_type", "loc": ("body", "messages", number, "content"),
                                       "msg": "Input should be a valid string", "input": message["content"]}])
+        if isinstance(message.get("content"), list):
+            for part in message["content"]:
+                if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                    raise invalid("only content parts of type text are supported by this model", "messages")
 
 
 def token_array(ids: list[int]) -> array:

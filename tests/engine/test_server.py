@@ -74,7 +74,7 @@ def post(url: str, path: str, body, content_type="application/json", timeout=30)
     """(status, parsed body or text)"""
     connection = http.client.HTTPConnection(*address(url), timeout=timeout)
     try:
-        payload = body if isinstance(body, (str, bytes)) else json.dumps(body)
+        payload = body if isinstance(body, bytes) else json.dumps(body)
         connection.request("POST", path, payload, {"Content-Type": content_type})
         answer = connection.getresponse()
         text = answer.read().decode()
@@ -218,9 +218,15 @@ def test_tokenize_and_detokenize_are_inverse(server):
     ({"temperature": -1}, "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)"),
     ({"stop": [""]}, "stop cannot contain an empty string."),
     ({"presence_penalty": 3}, "presence_penalty must be in [-2, 2], got 3.0."),
+    ({"n": 20_000}, "n must be at most 16384, got 20000."),
+    ({"tools": [{"type": "function"}]}, "tools is not supported by the embedded engine. (parameter=tools)"),
+    ({"logprobs": True}, "logprobs is not supported by the embedded engine. (parameter=logprobs)"),
+    ({"messages": []}, "messages must not be empty. (parameter=messages)"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+     "only content parts of type text are supported by this model (parameter=messages)"),
 ])
 def test_sampling_parameters_out_of_range(server, change, message):
-    status, body = post(server.base_url, "/v1/chat/completions", chat("x", **change))
+    status, body = post(server.base_url, "/v1/chat/completions", {**chat("x"), **change})
     assert (status, body["error"]["message"], body["error"]["code"]) == (400, message, 400)
 
 
@@ -266,8 +272,8 @@ def test_queue_limit_is_503(small):
 
 def test_developer_routes_need_the_flag(small, server):
     for path in ("/reset_prefix_cache", "/start_profile", "/stop_profile"):
-        assert post(small, path, "")[0] == 404
-        assert post(server.base_url, path, "")[0] == 200
+        assert post(small, path, b"")[0] == 404
+        assert post(server.base_url, path, b"")[0] == 200
 
 
 # connections
@@ -299,7 +305,7 @@ def test_disconnect_aborts_and_frees_the_blocks(server):
     assert wait_for(lambda: metric(server.base_url, "vllm:num_requests_running") == 0)
     assert metric(server.base_url, "vllm:kv_cache_usage_perc") == 0
     assert metric(server.base_url, "vllm:request_success_total", 'finished_reason="abort"') == aborted + 1
-    assert post(server.base_url, "/reset_prefix_cache", "")[1] == {"success": True}
+    assert post(server.base_url, "/reset_prefix_cache", b"")[1] == {"success": True}
 
 
 def test_a_client_that_does_not_read_is_served_in_few_large_chunks(small):
