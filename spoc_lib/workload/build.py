@@ -131,15 +131,15 @@ class _Shares:
 class User:
     """The turns of one user, without end (`script.UserScript`).
 
-    Counters, for the audit and the drivers: conversations, context_limit_hits, compactions, rewrites.
+    Counters, for the audit and the drivers: conversations, context_limit_hits, compactions, pullbacks, rewrites.
     """
 
     def __init__(self, script: Script, ground: Ground, persona: Persona, number: int) -> None:
         self.persona, self.user = persona.name, number
-        self.conversations = self.context_limit_hits = self.compactions = self.rewrites = 0
+        self.conversations = self.context_limit_hits = 0
+        self.compactions = self.pullbacks = self.rewrites = 0
         self._script, self._ground, self._spec = script, ground, persona
         self._limit = script.limit(persona)
-        self._compacts = persona.at_context_limit == "compact"
         self._depth = ground.depth(number, persona.depth.weights if persona.depth else None)
         self._conversation = -1
         self._plan: Plan | None = None
@@ -159,10 +159,13 @@ class User:
         prompt = history_tokens + append + self._script.overhead.tokens(self._messages + 2)
         if prompt + output > self._limit:
             self.context_limit_hits += 1
-            if not self._compacts:
+            if plan.gives_up[turn]:
                 return self._new_conversation()
             self.compactions += 1
             return self._restart(turn, min(plan.compact_tokens[turn], self._limit - output), self._kind(turn))
+        if plan.pullback[turn]:
+            self.pullbacks += 1
+            return self._restart(turn, min(plan.compact_tokens[turn], prompt), self._kind(turn))
         if plan.rewrite[turn]:
             self.rewrites += 1
             return self._restart(turn, prompt - self._script.overhead.tokens(self._messages)
@@ -216,7 +219,7 @@ class User:
         """
         script = self._script
         candidates = [self._new_plan(-1 - k) for k in range(_CANDIDATES)]
-        walks = [plans.walk(plan, self._limit, self._compacts) for plan in candidates]
+        walks = [plans.walk(plan, self._limit) for plan in candidates]
         spans = [sum(plan.gap_s[: len(walk)]) or 1e-9 * len(walk)
                  for plan, walk in zip(candidates, walks, strict=True)]
         chosen = _pick(spans, uniform(script.seed, 32, self.user))

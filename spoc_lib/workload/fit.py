@@ -9,6 +9,7 @@ reported, for those who prefer a formula.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,8 @@ CHECKED = (25, 50, 75, 90)
 TOLERANCE = 0.05
 #: A prompt that shrinks below this part of the one before was compacted.
 COMPACTED_RATIO = 0.7
+#: A session whose last prompt is above this part of the context limit was ended by it.
+NEAR_LIMIT_RATIO = 0.9
 #: A step that keeps less than this part of the prompt before it, without shrinking, rewrote its history.
 REWRITTEN_RATIO = 0.95
 #: Context windows of today's models, in tokens.
@@ -232,11 +235,19 @@ def _persona(name: str, sessions: list[Session], share: float) -> dict[str, Any]
         "context_limit_tokens": int(longest),
         "at_context_limit": "end",
     }
-    full = [(before, after) for before, after in compactions if before > 0.5 * longest]
+    full = [before for before, _ in compactions if before > 0.5 * longest]
     if len(full) >= max(5, 0.05 * len(sessions)):
-        persona["context_limit_tokens"] = int(percentile([before for before, _ in full], 75))
+        limit = persona["context_limit_tokens"] = int(percentile(full, 75))
         persona["at_context_limit"] = "compact"
-        persona["compact_to_tokens"] = _quantiles(np.asarray([after for _, after in full]), points=(0, 25, 50, 75, 100))
+        met, full = sum(_met_limit(session, limit) for session in sessions), [
+            before for before in full if before >= NEAR_LIMIT_RATIO * limit]
+        persona["end_share_at_limit"] = round(met / (met + len(full)), 3)
+        persona["turns"] = _turns(sessions, limit)
+    else:
+        full = []
+    if compactions:
+        persona["pullback_share"] = round((len(compactions) - len(full)) / max(1, steps), 5)
+        persona["compact_to_tokens"] = _quantiles(np.asarray([after for _, after in compactions]))
     return persona
 
 
@@ -245,23 +256,41 @@ def _run_lengths(sessions: list[Session]) -> Any:
 
     A session's last run may have ended with it or have been cut off by it: it counts half as each.
     """
-    ended: dict[int, float] = {}
-    cut: dict[int, float] = {}
+    ended: Counter[int] = Counter()
+    cut: Counter[int] = Counter()
     for session in sessions:
         starts = [k for k, request in enumerate(session.requests) if request.human or k == 0]
         for start, end in zip(starts, [*starts[1:], len(session.requests)], strict=True):
             last = 0.5 if end == len(session.requests) else 0.0
-            ended[end - start] = ended.get(end - start, 0) + 1 - last
-            cut[end - start] = cut.get(end - start, 0) + last
-    at_risk, survival, curve = sum(ended.values()) + sum(cut.values()), 1.0, []
-    for length in sorted(ended):
+            ended[end - start] += 1 - last
+            cut[end - start] += last
+    return _quantiles(_survived(ended, cut))
+
+
+def _turns(sessions: list[Session], limit: float) -> Any:
+    """Requests a session, as they would be without the context limit: a session whose last prompt came near `limit` was
+    cut off by it."""
+    ended: Counter[int] = Counter()
+    cut: Counter[int] = Counter()
+    for session in sessions:
+        (cut if _met_limit(session, limit) else ended)[len(session.requests)] += 1
+    return _quantiles(_survived(ended, cut))
+
+
+def _met_limit(session: Session, limit: float) -> bool:
+    return session.requests[-1].prompt_tokens >= NEAR_LIMIT_RATIO * limit
+
+
+def _survived(ended: Counter[int], cut: Counter[int]) -> np.ndarray:
+    """Lengths at 4000 even quantiles by Kaplan and Meier's estimate; `cut`: lengths that went on unseen."""
+    at_risk, survival, lengths, reached = sum(ended.values()) + sum(cut.values()), 1.0, [], []
+    for length in sorted({*ended, *cut}):
         survival *= 1 - ended[length] / at_risk
         at_risk -= ended[length] + cut[length]
-        curve.append((length, 1 - survival))
-    lengths, reached = zip(*curve, strict=True)
-    at = (np.arange(4000) + 0.5) / 4000
-    index = np.minimum(np.searchsorted(reached, at), len(lengths) - 1)
-    return _quantiles(np.asarray(lengths, dtype=float)[index])
+        lengths.append(length)
+        reached.append(1 - survival)
+    index = np.minimum(np.searchsorted(reached, (np.arange(4000) + 0.5) / 4000), len(lengths) - 1)
+    return np.asarray(lengths, dtype=float)[index]
 
 
 def _quantiles(values: np.ndarray, default: float = 1.0, points: tuple[float, ...] = POINTS) -> Any:

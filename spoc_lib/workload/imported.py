@@ -163,7 +163,8 @@ class ImportedUser:
 
     def __init__(self, script: ImportedScript, number: int) -> None:
         self.persona, self.user = "imported", number
-        self.conversations = self.context_limit_hits = self.compactions = self.rewrites = 0
+        self.conversations = self.context_limit_hits = 0
+        self.compactions = self.pullbacks = self.rewrites = 0
         self._script = script
         self._conversation, self._k, self._messages = -1, 0, 0
         self._session, self._copy = 0, 0

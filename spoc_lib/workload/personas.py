@@ -27,8 +27,9 @@ class Persona(Strict):
     turns: turns a conversation; steps_per_human_turn: of these, requests from one human turn to the next;
     agent_gap_s, human_gap_s: think time before a turn that follows a tool, or a human's reading and typing;
     rewrite_share: turns that resend a changed history, so that only the common ground stays reusable;
+    pullback_share: turns that cut the history back to `compact_to_tokens` of their own accord;
     context_limit_tokens: prompt and output together; at_context_limit: `end` the conversation and start a new one, or
-        `compact` it to `compact_to_tokens` and go on;
+        `compact` it to `compact_to_tokens` and go on (but for `end_share_at_limit` of them, whose users give up);
     depth: overrides the geometry's depth of sharing for this persona.
     """
 
@@ -46,9 +47,11 @@ class Persona(Strict):
     agent_gap_s: Distribution
     human_gap_s: Distribution
     rewrite_share: Share = 0.0
+    pullback_share: Share = 0.0
     context_limit_tokens: Annotated[int, Field(gt=0)]
     at_context_limit: Literal["end", "compact"] = "end"
     compact_to_tokens: Distribution | None = None
+    end_share_at_limit: Share = 0.0
     depth: Depth | None = None
     slos: list[Slo] = []
 
@@ -56,8 +59,8 @@ class Persona(Strict):
     def _consistent(self) -> Persona:
         if (self.opening_turns > 0) != (self.opening_growth_tokens is not None):
             raise ValueError("'opening_turns' and 'opening_growth_tokens' go together: give both or neither")
-        if self.at_context_limit == "compact" and self.compact_to_tokens is None:
-            raise ValueError("a persona that compacts needs 'compact_to_tokens'")
+        if (self.at_context_limit == "compact" or self.pullback_share) and self.compact_to_tokens is None:
+            raise ValueError("a persona that compacts or pulls back needs 'compact_to_tokens'")
         for field in ("prompt_start_tokens", "compact_to_tokens"):
             sizes = getattr(self, field)
             if sizes is not None and sizes.quantile(50) >= self.context_limit_tokens:

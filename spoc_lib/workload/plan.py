@@ -29,7 +29,9 @@ class Plan:
     start_tokens: the first prompt, template overhead included;
     append_tokens: what each turn appends (entry 0 unused); output_tokens: budgets;
     gap_s: think time before each turn, capped; human: whether the turn is a human's (else it follows a tool);
-    rewrite: whether the turn resends a changed history; compact_tokens: prompt size after a compaction there.
+    rewrite: whether the turn resends a changed history; pullback: whether it cuts the history back;
+    compact_tokens: prompt size after a compaction or pull-back there;
+    gives_up: whether the conversation ends instead, should the turn meet the context limit.
     """
 
     start_tokens: int
@@ -38,7 +40,9 @@ class Plan:
     gap_s: list[float]
     human: list[bool]
     rewrite: list[bool]
+    pullback: list[bool]
     compact_tokens: list[int]
+    gives_up: list[bool]
 
     @property
     def turns(self) -> int:
@@ -51,7 +55,7 @@ def draw(persona: Persona, seed: int, user: int, conversation: int, *, limit: in
     rng = generator(seed, 21, user, conversation)
     first = rng.random(2)
     turns = max(1, round(float(persona.turns.ppf(first[0]))))
-    u = rng.random((6, turns))
+    u = rng.random((7, turns))
     output = np.maximum(1, np.rint(persona.output_tokens.ppf(u[0]) * scale)).astype(int)
     u_growth = _following(u[1], u[0], persona.growth_follows_output)
     growth = persona.growth_tokens.ppf(u_growth) * scale
@@ -73,7 +77,9 @@ def draw(persona: Persona, seed: int, user: int, conversation: int, *, limit: in
         gap_s=np.minimum(np.round(gap, 6), gap_cap_s).tolist(),
         human=human.tolist(),
         rewrite=(u[5] < persona.rewrite_share).tolist(),
+        pullback=(u[5] >= 1 - persona.pullback_share).tolist(),
         compact_tokens=np.minimum(np.rint(compacted), room).astype(int).tolist(),
+        gives_up=(u[6] < (1.0 if persona.at_context_limit == "end" else persona.end_share_at_limit)).tolist(),
     )
 
 
@@ -107,7 +113,7 @@ class Standing:
     base_tokens: int
 
 
-def walk(plan: Plan, limit: int, compacts: bool) -> list[Standing]:
+def walk(plan: Plan, limit: int) -> list[Standing]:
     """Where the context of each turn began, as long as replies come as planned. Ends where the conversation does."""
     standings = []
     base, base_tokens, prompt = 0, plan.start_tokens, plan.start_tokens
@@ -115,9 +121,12 @@ def walk(plan: Plan, limit: int, compacts: bool) -> list[Standing]:
         if turn:
             prompt += plan.output_tokens[turn - 1] + plan.append_tokens[turn] + 2 * MESSAGE_TOKENS
             if prompt + plan.output_tokens[turn] > limit:
-                if not compacts:
+                if plan.gives_up[turn]:
                     break
                 base, base_tokens, prompt = turn, plan.compact_tokens[turn], plan.compact_tokens[turn]
+            elif plan.pullback[turn]:
+                base, prompt = turn, min(prompt, plan.compact_tokens[turn])
+                base_tokens = prompt
             elif plan.rewrite[turn]:
                 prompt -= 2 * MESSAGE_TOKENS * (turn - base)
                 base, base_tokens = turn, prompt
