@@ -96,7 +96,8 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
     return CapturePlan(cluster.name, gpus, steps, notes)
 
 
-def _nsys(output: str) -> list[str]:
+def nsys_command(output: str) -> list[str]:
+    """The profiler's part of the command; the engine's follows it."""
     return ["nsys", "profile", *NSYS_OPTIONS, "--force-overwrite=true", f"--output={output}"]
 
 
@@ -109,12 +110,12 @@ def _start(cluster: Cluster, flags: Mapping[str, Any], output: str) -> Step:
         command = ["docker", "run", "--rm", "--gpus", str(cluster.hardware.count), "--ipc", "host",
                    "--cap-add", "SYS_ADMIN", "--volume", "/opt/nvidia/nsight-systems:/opt/nvidia/nsight-systems:ro",
                    "--volume", ".:/captures", "--publish", "127.0.0.1:8000:8000", *variables, "--entrypoint", "",
-                   str(cluster.engine.image), *_nsys(f"/captures/{output}"), "vllm", "serve", *serve]
+                   str(cluster.engine.image), *nsys_command(f"/captures/{output}"), "vllm", "serve", *serve]
         return Step("start the engine under nsys", shlex.join(command),
                     "the container needs SYS_ADMIN and the host's nsys; graphs are traced node by node, all ranks")
     own = cluster.engine.command if cluster.engine.kind == "process" else None
     engine = [*own, *serve[1:]] if own else ["vllm", "serve", *serve]
     prefix = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
     where = " on the engine's own host" if cluster.engine.kind == "remote" else ""
-    return Step(f"start the engine under nsys{where}", f"{prefix} {shlex.join([*_nsys(output), *engine])}",
+    return Step(f"start the engine under nsys{where}", f"{prefix} {shlex.join([*nsys_command(output), *engine])}",
                 "spawned workers keep their ranges; graphs are traced node by node, or their kernels would be hidden")
