@@ -74,8 +74,9 @@ class Chains:
         self._content[chain].extend(pieces)
 
     def adopt(self, chain: int, leaf: int) -> int:
-        """The context of `chain` goes on in `leaf`, the chain of its last reply."""
-        self._content[leaf] = self._content.pop(chain)
+        """The context of `chain` goes on in `leaf`, the chain of its last reply. What others share with it lies in
+        its first prompt, so they still find it under `chain`."""
+        self._content[leaf] = self._content[chain]
         return leaf
 
     def reply(self, chain: int, prompt_tokens: int) -> int:
