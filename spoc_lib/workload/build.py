@@ -12,13 +12,11 @@ from spoc_lib.workload import plan as plans
 from spoc_lib.workload.geometry import Geometry, Ground
 from spoc_lib.workload.identity import mix, uniform
 from spoc_lib.workload.imported import ImportedScript
-from spoc_lib.workload.personas import Persona, PersonaSet, load_personas
+from spoc_lib.workload.personas import Persona, PersonaSet, RecordedSet, load_personas
 from spoc_lib.workload.plan import MIN_SESSION_TOKENS, Plan
 from spoc_lib.workload.script import Kind, Segment, Turn
 from spoc_lib.workload.template import TEMPLATE_OVERHEAD, Overhead
 
-#: Where a script comes from recorded sessions instead of personas.
-TRACES = "traces:"
 #: Conversations among which a stationary start chooses by their length in time.
 _CANDIDATES = 12
 
@@ -35,7 +33,7 @@ def build_script(
     scale: float = 1.0,
     overhead: Overhead = TEMPLATE_OVERHEAD,
 ) -> Script | ImportedScript:
-    """The script of a persona set, or of recorded sessions (`personas` = `traces:PATH`, see `importers`).
+    """The script of a persona set, or of recorded sessions (`personas`: `traces:PATH`, see `personas.RecordedSet`).
 
     seed: sizes, times and choices; salt: identities only (the same conversations, foreign to any warm cache);
     gap_cap_s: longest think time, in seconds; it moves "how many users", so say it wherever users are counted;
@@ -45,12 +43,9 @@ def build_script(
     geometry: replaces the set's common ground; scale: multiplies all token sizes (and context limits);
     overhead: what the target's chat template adds.
     """
-    if isinstance(personas, str) and personas.startswith(TRACES):
-        from spoc_lib.workload.importers import import_path  # reads more formats than a plain script needs
-
-        recorded = import_path(personas.removeprefix(TRACES))
-        return recorded.script(seed, salt=salt, gap_cap_s=gap_cap_s, context_limit=context_limit)
     personas = load_personas(personas) if isinstance(personas, str) else personas
+    if isinstance(personas, RecordedSet):
+        return personas.recorded.script(seed, salt=salt, gap_cap_s=gap_cap_s, context_limit=context_limit, start=start)
     if start not in ("stationary", "cold"):
         raise InputError("bad-start", f"start must be 'stationary' or 'cold', not '{start}'")
     if not gap_cap_s > 0:

@@ -92,6 +92,18 @@ def fit(result: ImportResult, *, name: str = "fitted", source: str = "", groups:
                _families(measured), len(sessions), sum(len(session.requests) for session in sessions))
 
 
+def describe(result: ImportResult) -> dict[str, Any]:
+    """Imported sessions as a document of one persona, `imported`, for those who play the recording itself."""
+    sessions = result.main_sessions
+    longest = max(r.prompt_tokens + r.output_tokens for s in sessions for r in s.requests)
+    # where contexts are cut or rewritten is the recording's own doing: the persona only gives sizes and times
+    persona = _persona("imported", sessions, 1.0) | {
+        "at_context_limit": "end", "context_limit_tokens": longest + 1, "rewrite_share": 0.0, "pullback_share": 0.0,
+        "compact_to_tokens": None, "end_share_at_limit": 0.0}
+    return {"name": "imported", "title": f"{len(sessions)} recorded sessions", "source": ", ".join(result.sources),
+            "personas": [persona], "geometry": _geometry(sessions)}
+
+
 def measured_quantities(sessions: list[Session]) -> dict[str, np.ndarray]:
     """Values of each quantity over recorded sessions."""
     rows: dict[str, list[float]] = {name: [] for name in QUANTITIES}
@@ -224,8 +236,8 @@ def _persona(name: str, sessions: list[Session], share: float) -> dict[str, Any]
         "prompt_start_tokens": _quantiles(values["first prompt, tokens"]),
         "growth_tokens": _quantiles(np.asarray(growth)),
         "growth_follows_output": _correlation(np.asarray(growth, dtype=float), np.asarray(outputs, dtype=float)),
-        "opening_growth_tokens": _quantiles(np.asarray(opening)),
-        "opening_turns": OPENING_TURNS,
+        "opening_growth_tokens": _quantiles(np.asarray(opening)) if opening else None,
+        "opening_turns": OPENING_TURNS if opening else 0,
         "output_tokens": _quantiles(values["output, tokens"]),
         "turns": _quantiles(values["requests a session"]),
         "steps_per_human_turn": _run_lengths(sessions),

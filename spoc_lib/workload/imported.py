@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.identity import mix, uniform
 from spoc_lib.workload.plan import MIN_APPEND_TOKENS, MIN_SESSION_TOKENS
-from spoc_lib.workload.script import Segment, Turn
+from spoc_lib.workload.script import Segment, UserScript
 from spoc_lib.workload.sessions import Owner, Request, Session
 from spoc_lib.workload.template import overhead_tokens
 
@@ -29,33 +32,45 @@ class ImportedScript:
 
     User n plays session n first (sub-agents' sessions are not played by themselves) and then others in a seeded order,
     without end. A session that is played again gets new identities, but for what sessions share in the recording.
+    start: `stationary` finds each user in mid-session, with the recorded history and the rest of a gap; `cold` lets
+    every user begin with a first request;
     timing: `closed` keeps the recorded gaps, capped; `timestamps` sends each session's first request at its recorded
-    time and plays it once (a user is then a session).
+    time and plays it once, from its beginning (a user is then a session).
+
+    Gaps that the recording lacks (and those before a session) are taken from its other gaps of the same kind, a tool's
+    or a human's; where it has none at all they are 0.
     """
 
     def __init__(self, sessions: tuple[Session, ...], seed: int, salt: int, gap_cap_s: float,
-                 context_limit: int | None, timing: str = "closed") -> None:
+                 context_limit: int | None, start: str = "stationary", timing: str = "closed") -> None:
         if timing not in ("closed", "timestamps"):
             raise InputError("bad-timing", f"timing must be 'closed' or 'timestamps', not '{timing}'")
+        if start not in ("stationary", "cold"):
+            raise InputError("bad-start", f"start must be 'stationary' or 'cold', not '{start}'")
         if not gap_cap_s > 0:
             raise InputError("bad-gap-cap", f"gap_cap_s must be above 0 seconds, not {gap_cap_s:g}")
         self.sessions, self.seed, self.salt = sessions, seed, salt
         self.gap_cap_s, self.context_limit, self.timing = gap_cap_s, context_limit, timing
-        self.start, self.scale = "cold", 1.0
+        self.start, self.scale = ("cold" if timing == "timestamps" else start), 1.0
         self.main = [k for k, session in enumerate(sessions) if session.parent is None]
         if timing == "timestamps" and any(sessions[k].requests[0].time_s is None for k in self.main):
             raise InputError("no-timestamps", "timing 'timestamps' needs a trace with times: this one has none")
         self._openings: dict[tuple[Owner, int], tuple[Segment, ...]] = {}
+        self._gaps = {human: [r.gap_s for k in self.main for r in sessions[k].requests
+                              if r.gap_s is not None and r.human == human] for human in (True, False)}
 
-    def user(self, number: int) -> ImportedUser:
+    def user(self, number: int) -> UserScript:
+        from spoc_lib.workload.imported_user import ImportedUser  # the two know each other
+
         return ImportedUser(self, number)
 
-    def users(self, count: int) -> Iterator[ImportedUser]:
+    def users(self, count: int) -> Iterator[UserScript]:
         return (self.user(number) for number in range(count))
 
     def with_gap_cap(self, gap_cap_s: float) -> ImportedScript:
         """The same sessions with another cap on think time."""
-        return ImportedScript(self.sessions, self.seed, self.salt, gap_cap_s, self.context_limit, self.timing)
+        return ImportedScript(self.sessions, self.seed, self.salt, gap_cap_s, self.context_limit, self.start,
+                              self.timing)
 
     def describe(self) -> dict:
         return {"personas": "imported", "sessions": len(self.main), "seed": self.seed, "salt": self.salt,
@@ -65,6 +80,38 @@ class ImportedScript:
     def texts(self, base: Corpus) -> RecordedTexts:
         """The corpus for playing these sessions to a real server: their own text, and `base` for what has none."""
         return RecordedTexts(self, base)
+
+    def gap_s(self, session: int, k: int) -> float:
+        """Think time before a request, capped; a first request waits as before a human turn."""
+        request = self.sessions[session].requests[k]
+        gap = request.gap_s if k else None
+        if gap is None:
+            known = self._gaps[request.human or k == 0]
+            gap = known[int(uniform(self.seed, 77, session, k) * len(known))] if known else 0.0
+        return min(gap, self.gap_cap_s)
+
+    @cached_property
+    def _spans(self) -> tuple[np.ndarray, list[tuple[int, np.ndarray]]]:
+        """(cumulated think time by session, [(session, cumulated think time by request)]) of requests within the
+        context limit: where a user may be found."""
+        limit = self.context_limit or float("inf")
+        spans = []
+        for session in self.main:
+            requests = self.sessions[session].requests
+            gaps = [self.gap_s(session, k) if k and r.prompt_tokens + r.output_tokens <= limit else 0.0
+                    for k, r in enumerate(requests)]
+            spans.append((session, np.cumsum(gaps)))
+        return np.cumsum([span[-1] for _, span in spans]), spans
+
+    def found(self, user: int) -> tuple[int, int, float] | None:
+        """(session, request, think time left) where a user is met at a random instant; None when there is no gap."""
+        totals, spans = self._spans
+        if not totals[-1] > 0:
+            return None
+        session, span = spans[int(np.searchsorted(totals, uniform(self.seed, 78, user) * totals[-1], "right"))]
+        k = int(np.searchsorted(span, uniform(self.seed, 79, user) * span[-1], "right"))
+        left_s = self.gap_s(session, k) * uniform(self.seed, 80, user)
+        return session, k, round(left_s, 6)
 
     def choose(self, user: int, conversation: int) -> tuple[int, int]:
         """(session, copy) of a user's conversation; copy 0 is the first playing of a session."""
@@ -91,9 +138,9 @@ class ImportedScript:
         if request.kept_from is not None and request.kept_from != owner:
             foreign = request.kept_from[0] != session
             base = self.context_of(request.kept_from)
-            kept = _cut(self.opening(base, 0 if foreign else copy), min(request.kept_tokens, content - 1))
+            kept = cut(self.opening(base, 0 if foreign else copy), min(request.kept_tokens, content - 1))
         elif k == 0 and recorded.root_tokens:
-            kept = _cut(self._root(recorded.root_tokens), content - 1)
+            kept = cut(self._root(recorded.root_tokens), content - 1)
         own = content - sum(segment.tokens for segment in kept)
         return (*kept, Segment(mix(self.seed, self.salt, 72, session, k, copy), own, "session"))
 
@@ -146,7 +193,7 @@ class RecordedTexts:
         return {**self._base.summary(), "recorded_texts": len(self._texts)}
 
 
-def _cut(segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
+def cut(segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
     """The first `tokens` tokens of a sequence of segments."""
     kept = []
     for segment in segments:
@@ -156,80 +203,3 @@ def _cut(segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
         kept.append(Segment(segment.stream, size, segment.layer))
         tokens -= size
     return tuple(kept)
-
-
-class ImportedUser:
-    """The turns of one user of an `ImportedScript` (`script.UserScript`)."""
-
-    def __init__(self, script: ImportedScript, number: int) -> None:
-        self.persona, self.user = "imported", number
-        self.conversations = self.context_limit_hits = 0
-        self.compactions = self.pullbacks = self.rewrites = 0
-        self._script = script
-        self._conversation, self._k, self._messages = -1, 0, 0
-        self._session, self._copy = 0, 0
-
-    def next(self, history_tokens: int) -> Turn:
-        script = self._script
-        requests = script.sessions[self._session].requests
-        if self._conversation < 0 or self._k >= len(requests):
-            return self._new_conversation()
-        k, request = self._k, requests[self._k]
-        if not appends(requests[k - 1], request, (self._session, k - 1)):
-            self.rewrites += 1
-            return self._open(k, "human" if request.human else "agent")
-        segments = self._appended(k, request, history_tokens)
-        prompt = history_tokens + sum(s.tokens for s in segments) + overhead_tokens(self._messages + 2)
-        if script.context_limit is not None and prompt + request.output_tokens > script.context_limit:
-            self.context_limit_hits += 1
-            return self._new_conversation()
-        self._k += 1
-        self._messages += 2
-        return Turn(self.persona, self.user, self._conversation, k, "human" if request.human else "agent", False,
-                    segments, prompt, request.output_tokens, self._gap(request))
-
-    def _appended(self, k: int, request: Request, history_tokens: int) -> tuple[Segment, ...]:
-        if request.messages:
-            return tuple(text_segment(self._script, m.text, m.tokens, m.layer) for m in request.messages)
-        wanted = request.prompt_tokens - history_tokens - overhead_tokens(self._messages + 2)
-        stream = mix(self._script.seed, self._script.salt, 75, self.user, self._conversation, k)
-        return (Segment(stream, max(MIN_APPEND_TOKENS, wanted), "turn"),)
-
-    def _gap(self, request: Request) -> float:
-        return min(request.gap_s or 0.0, self._script.gap_cap_s)
-
-    def _new_conversation(self) -> Turn:
-        script = self._script
-        self._conversation += 1
-        if script.timing == "timestamps" and (self._conversation > 0 or self.user >= len(script.main)):
-            return self._over()
-        self._session, self._copy = script.choose(self.user, self._conversation)
-        self.conversations += 1
-        return self._open(0, "start")
-
-    def _open(self, k: int, kind: str) -> Turn:
-        """A turn that begins a context. A prompt beyond the limit is cut to it, so that the session is still played."""
-        script = self._script
-        request = script.sessions[self._session].requests[k]
-        append = script.opening((self._session, k), self._copy)
-        output, limit = request.output_tokens, script.context_limit
-        if limit is not None:
-            output = min(output, max(1, limit // 4))
-            most = limit - output - overhead_tokens(2)
-            if sum(segment.tokens for segment in append) > most:
-                self.context_limit_hits += 1
-                append = _cut(append, most)
-        shared = {segment.layer for segment in append} - {"session", "turn", "files", "directory"}
-        sides = bool(shared) + any(s.layer in ("session", "turn") for s in append)
-        self._messages = max(1, sides)
-        self._k = k + 1
-        prompt = sum(segment.tokens for segment in append) + overhead_tokens(self._messages)
-        gap = request.time_s if script.timing == "timestamps" and k == 0 else self._gap(request)
-        return Turn(self.persona, self.user, self._conversation, k, kind, True, append, prompt, output, gap)
-
-    def _over(self) -> Turn:
-        """What a user gets whose session is over: a turn that is never due."""
-        segment = Segment(mix(self._script.seed, self._script.salt, 76, self.user, self._conversation),
-                          MIN_SESSION_TOKENS, "session")
-        return Turn(self.persona, self.user, self._conversation, 0, "start", True, (segment,),
-                    MIN_SESSION_TOKENS + overhead_tokens(1), 1, NEVER_S)

@@ -71,9 +71,9 @@ class ImportResult:
         return sum(request.own_tokens for request in later) / prompt if prompt else float("nan")
 
     def script(self, seed: int = 0, *, salt: int = 0, gap_cap_s: float = 60.0, context_limit: int | None = None,
-               timing: str = "closed") -> ImportedScript:
+               start: str = "cold", timing: str = "closed") -> ImportedScript:
         """The sessions as a script that both drivers play (see `imported.ImportedScript`)."""
-        return ImportedScript(self.all_sessions, seed, salt, gap_cap_s, context_limit, timing)
+        return ImportedScript(self.all_sessions, seed, salt, gap_cap_s, context_limit, start, timing)
 
     def to_dict(self) -> dict[str, Any]:
         """Keys of `spoc workload import`."""
@@ -89,6 +89,7 @@ class ImportResult:
             "own_history_reuse": self.own_history_reuse, "formats": formats,
             "output_tokens": sum(request.output_tokens for request in requests),
             "reuse_with_first_prompts": sum(r.own_tokens or 0 for r in requests) / everything if everything else None,
+            "known_gaps_ratio": _ratio(sum(r.gap_s is not None for r in requests), len(requests) - self.sessions),
             "subagent_sessions": len(agents), "subagent_turns": sum(len(session.requests) for session in agents),
             "sources": list(self.sources),
         }
@@ -294,6 +295,10 @@ def _hub_records(dataset: str, split: str) -> Iterator[Any]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return min(1.0, part / whole) if whole > 0 else None
 
 
 def table_of(result: ImportResult) -> pd.DataFrame:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from spoc_lib import config
 from spoc_lib.config import Slo
@@ -12,6 +12,9 @@ from spoc_lib.core import yamlfile
 from spoc_lib.core.yamlfile import Strict
 from spoc_lib.workload.distributions import Distribution
 from spoc_lib.workload.geometry import Depth, Geometry, Share
+
+if TYPE_CHECKING:
+    from spoc_lib.workload.importers import ImportResult
 
 
 class Persona(Strict):
@@ -93,6 +96,36 @@ class PersonaSet(Strict):
         return next(persona for persona in self.personas if persona.name == name)
 
 
+#: What stands before the path of recorded sessions where personas are named.
+TRACES = "traces:"
+
+
+class RecordedSet(PersonaSet):
+    """Recorded sessions in the place of personas: scripts play the recording, the fields only describe it."""
+
+    _recorded: Any = PrivateAttr(None)
+
+    @property
+    def recorded(self) -> ImportResult:
+        """The imported sessions."""
+        return self._recorded
+
+    @classmethod
+    def of(cls, document: dict[str, Any], recorded: ImportResult) -> RecordedSet:
+        described = yamlfile.parse(cls, document, "the recorded sessions")
+        described._recorded = recorded
+        return described
+
+
 def load_personas(name_or_path: str) -> PersonaSet:
-    """A persona set by its name in data/personas or by the path of a YAML file; InputError names the faulty field."""
+    """A persona set by its name in data/personas or by the path of a YAML file; InputError names the faulty field.
+
+    `traces:PATH` gives recorded sessions of any format that `importers` reads.
+    """
+    if name_or_path.startswith(TRACES):
+        from spoc_lib.workload.fit import describe
+        from spoc_lib.workload.importers import import_path
+
+        recorded = import_path(name_or_path.removeprefix(TRACES))
+        return RecordedSet.of(describe(recorded), recorded)
     return yamlfile.load(PersonaSet, config.find("personas", name_or_path, "personas"))

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.workload import build_script, template
+from spoc_lib.workload import build_script, load_personas, template
+from spoc_lib.workload.audit import audit
 from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.importers import import_path, import_paths
 from spoc_lib.workload.messages import Conversation
@@ -216,7 +217,7 @@ def test_played_sessions_keep_lengths_and_sharing(shared):
         recorded = result.all_sessions[script.main[item.turn.user]].requests[item.turn.turn]
         errors.append(abs(item.turn.prompt_tokens / recorded.prompt_tokens - 1))
         assert item.turn.output_tokens == recorded.output_tokens
-        assert item.turn.think_time_s == min(120, recorded.gap_s)
+        assert item.turn.turn == 0 or item.turn.think_time_s == min(120, recorded.gap_s)
     assert np.mean(errors) < 0.002 and np.max(errors) < 0.05
     prompts = {item.turn.user: 0 for item in played}
     first = sum(item.turn.prompt_tokens for item in played if item.turn.turn == 0)
@@ -227,6 +228,32 @@ def test_played_sessions_keep_lengths_and_sharing(shared):
     # replies stay reusable when played, so reuse is a little above what prompts alone could share
     assert result.own_history_reuse <= own.sum() / later + 0.005
     assert own.sum() / later < result.own_history_reuse + 0.03
+
+
+def test_recorded_users_are_found_in_mid_session(shared):
+    folder = shared("data/traces/claude_code_sessions")
+    result = import_paths(sorted(folder.glob("trace_*.json")))
+    script = result.script(5, start="stationary", context_limit=131_072)
+    firsts = [user.next(0) for user in script.users(60)]
+    assert sum(bool(turn.history) for turn in firsts) > 40
+    assert max(turn.think_time_s for turn in firsts) <= 60
+    for turn in firsts:
+        held = sum(s.tokens + reply for s, reply in turn.history) + sum(s.tokens for s in turn.append)
+        replies = sum(reply > 0 for _, reply in turn.history)
+        assert turn.prompt_tokens == held + template.overhead_tokens(2 + 2 * replies)
+        assert turn.prompt_tokens + turn.output_tokens <= 131_072
+    openings = [s for t in firsts for s in (*(s for s, _ in t.history), *t.append)]
+    private = [s.stream for s in openings if s.layer in ("session", "turn")]
+    assert len(private) == len(set(private))
+    sizes = {r.prompt_tokens for s in result.main_sessions for r in s.requests}
+    near = [min(abs(t.prompt_tokens / size - 1) for size in sizes) for t in firsts]
+    assert np.mean(near) < 0.002
+
+
+def test_recorded_set_passes_its_own_audit(shared):
+    loaded = load_personas(f"traces:{shared('data/traces/claude_code_sessions')}")
+    result = audit(build_script(loaded, 1, context_limit=131_072), loaded, None, 100, 15)
+    assert result.passed, [gate for gate in result.gates if not gate.passed]
 
 
 def test_reuse_of_the_710_sessions(shared):
