@@ -23,6 +23,8 @@ from spoc_lib.workload.script import ConversationScript
 
 #: A host busier than this during a rung over HTTP has no time left for punctual timers.
 HOST_BUSY = 0.9
+#: The longest cold start that is waited for, in simulated seconds.
+LONGEST_SETTLE_S = 900.0
 ScriptFactory = Callable[[int], ConversationScript]
 Say = Callable[[str], None]
 
@@ -85,12 +87,42 @@ class FreshUsers:
 
 
 def virtual_rung(engine: Any, script: ConversationScript, users: int, timing: Timing, seed: int) -> RungRecord:
-    """Play the script on the twin's virtual clock."""
+    """Play the script on the twin's virtual clock, its window beginning once the cold start is over.
+
+    Users found in mid-conversation bring long histories that a running server would hold in its cache, and a fresh
+    one computes all at once: a storm that may last minutes and says nothing about the steady state. The window begins
+    `warmup_s` after every user has had its first answer (at the latest after `LONGEST_SETTLE_S`) and is as long as
+    planned; the run is played on for as long as that takes.
+    """
+    from spoc_lib.engine import virtual
+
+    measured_s = timing.duration_s - timing.warmup_s
+    horizon_s = timing.duration_s + getattr(script, "gap_cap_s", 60.0)
+    while True:
+        run = virtual.play(script, users, engine=engine, duration_s=horizon_s, warmup_s=timing.warmup_s, seed=seed)
+        settled_s = settled(run.requests, users)
+        start_s = min(horizon_s if settled_s is None else settled_s, LONGEST_SETTLE_S) + timing.warmup_s
+        if start_s + measured_s <= horizon_s:
+            break
+        horizon_s = start_s + measured_s if settled_s is not None else \
+            min(2 * horizon_s, LONGEST_SETTLE_S + timing.duration_s)
+    return RungRecord("virtual", run.requests, run.chunks, run.metrics, (start_s, start_s + measured_s), 0.0, horizon_s,
+                      len(run.requests), steps=run.steps)
+
+
+def twin_rung(engine: Any, script: ConversationScript, users: int, timing: Timing, seed: int) -> RungRecord:
+    """The virtual clock over exactly the seconds of a rung over HTTP, cold start and all: its twin."""
     from spoc_lib.engine import virtual
 
     run = virtual.play(script, users, engine=engine, duration_s=timing.duration_s, warmup_s=timing.warmup_s, seed=seed)
-    return RungRecord("virtual", run.requests, run.chunks, run.metrics, run.window, run.window[0] - timing.warmup_s,
-                      run.window[1], len(run.requests), steps=run.steps)
+    return RungRecord("virtual", run.requests, run.chunks, run.metrics, run.window, 0.0, timing.duration_s,
+                      len(run.requests), steps=run.steps)
+
+
+def settled(requests: pd.DataFrame, users: int) -> float | None:
+    """When the last of `users` users had its first answer begin; None while one has had none."""
+    answered = requests.sort_values("send_s", kind="stable").groupby("user")["first_token_s"].first()
+    return float(answered.max()) if answered.notna().sum() >= users else None
 
 
 def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: int, timing: Timing, folder: Path,
@@ -129,6 +161,11 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
     start_s = float(run.summary["start_s"])
     stop_s = start_s + timing.duration_s if not run.summary["interrupted"] else run.window[1]
     ends = run.requests["end_s"].max()
+    settled_s = settled(run.requests, users)
+    if settled_s is None or settled_s > start_s + timing.warmup_s:
+        problems.append(f"with {users} users over HTTP the cold start lasted "
+                        + ("longer than the rung" if settled_s is None else f"{settled_s - start_s:.0f} s")
+                        + f", the warm-up {timing.warmup_s:.0f} s: its latencies are those of a cold cache")
     return RungRecord(
         "locust", run.requests, run.chunks, metrics, (start_s + timing.warmup_s, stop_s), start_s,
         max(stop_s, float(ends)) if pd.notna(ends) else stop_s, int(run.summary["planned"]),

@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
-from spoc_lib.sweep.fit import Crossing, cross, margins
+from spoc_lib.sweep.fit import Crossing, cross, draw, margins
 
 #: The interval that is aimed at, relative to the capacity.
 TARGET_WIDTH = 0.08
@@ -76,23 +77,38 @@ class Ladder:
         return Step(users, "missed at the ladder's foot: below it") if users >= 1 and users not in tried else None
 
     def _refine(self, found: Crossing, verdicts: pd.DataFrame, refused: Sequence[int]) -> Step | None:
-        """Between the two rungs at the edge, or, where they are close already, once more at the edge
-        itself."""
+        """Into the gap between rungs that keeps the interval wide; where all are narrow, once more at the edge.
+
+        A gap weighs its width times the chance that the edge lies in it.
+        """
         low, high = found.bracket
         edge = found.users if 0 < found.users < math.inf else (low + high) / 2
         near = verdicts[(verdicts["users"] - edge).abs() <= max(1.0, self.target_width * edge)]["rung"].nunique()
-        precise = found.relative_width <= self.target_width or found.high - found.low <= 1
-        if precise and near >= self.seeds:
+        if (found.relative_width <= self.target_width or found.high - found.low <= 1) and near >= self.seeds:
             return None
-        step = max(1.0, self.target_width * edge / 3)
-        if high - low > max(1.0, self.target_width * edge / 2):
-            margin = min(max(step, 0.2 * (high - low)), (high - low) / 2)
-            aimed = min(max(edge, low + margin), high - margin)
-            users = int(min(max(round(aimed), low + 1), high - 1))
-            if users not in refused:
-                return Step(users, f"between {low:g} (met) and {high:g} users (missed)")
-        users = max(1, round(found.low if edge - found.low > found.high - edge else min(found.high, 2 * edge)))
-        users = round((users + edge) / 2)
-        if users in refused:
-            return None
-        return Step(users, "undecided at the edge: once more, with other users")
+        for begin, end in self._gaps(verdicts):
+            if end - begin > max(1.0, self.target_width * edge / 2):
+                users = self._between(begin, end, edge)
+                if users not in refused:
+                    return Step(users, f"the edge may lie between {begin:g} and {end:g} users")
+        users = max(1, round(edge))
+        return None if users in refused else Step(users, "undecided at the edge: once more, with other users")
+
+    def _gaps(self, verdicts: pd.DataFrame) -> list[tuple[float, float]]:
+        """Gaps between rungs, heaviest first; those with a chance below half of the interval's tail do not count."""
+        lows, highs = draw(margins(verdicts, self.level), shared_noise=self.shared_noise)
+        top = 1.5 * float(verdicts["users"].max())
+        brackets, counts = np.unique(np.stack([lows, np.minimum(highs, top)]), axis=1, return_counts=True)
+        chances = counts / counts.sum()
+        ordered = sorted(zip(chances * (brackets[1] - brackets[0]), chances, *brackets, strict=True), reverse=True)
+        return [(float(begin), float(end)) for _, chance, begin, end in ordered if chance > (1 - self.level) / 4]
+
+    def _between(self, begin: float, end: float, edge: float) -> int:
+        """Whole users strictly between two rungs: where the fit sees the edge, if it is between them, but never so
+        near to a rung that little is learnt; else the middle."""
+        if begin < edge < end:
+            margin = min(max(1.0, self.target_width * edge / 3, 0.2 * (end - begin)), (end - begin) / 2)
+            aimed = min(max(edge, begin + margin), end - margin)
+        else:
+            aimed = math.sqrt(max(begin, 1.0) * end)
+        return int(min(max(round(aimed), math.floor(begin) + 1), math.ceil(end) - 1))

@@ -6,10 +6,13 @@ on the cluster that taught them, so each is asked anew and the answer may be "no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
+
+from spoc_lib.sweep.saturation import COLLAPSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,11 @@ def utilisation_is_not_the_sla(rungs: pd.DataFrame, capacity: float) -> Lesson:
                   f"from {at['ttft_p95_s']:.2f} to {over['ttft_p95_s']:.2f} s.", figures)
 
 
-def memory_is_not_always_the_bottleneck(row: Mapping, without_caching: Mapping | None) -> Lesson:
-    """KV usage at the limit, and what it is when prefix caching is switched off at the same users."""
+def memory_is_not_always_the_bottleneck(row: Mapping, without_caching: Mapping | None,
+                                        rungs: pd.DataFrame | None = None, capacity: float = math.inf) -> Lesson:
+    """KV usage at the limit, what it is when prefix caching is switched off at the same users, and whether the prefix
+    cache holds beyond the limit (`rungs`: RUNGS): a pool may be too small for what it should remember while the
+    blocks in use at any moment are few."""
     name, usage = "memory is not always the bottleneck", row.get("kv_usage_ratio")
     if usage is None or pd.isna(usage):
         return Lesson(name, None, "KV usage was not recorded.")
@@ -59,7 +65,17 @@ def memory_is_not_always_the_bottleneck(row: Mapping, without_caching: Mapping |
         figures["ttft_p95_without_caching_s"] = without_caching["ttft_p95_s"]
         sentence += (f"; without prefix caching it would be {without_caching['kv_usage_ratio']:.0%}, and p95 TTFT "
                      f"{without_caching['ttft_p95_s']:.2f} instead of {row['ttft_p95_s']:.2f} s")
-    return Lesson(name, bool(usage < 0.9), sentence + ".", figures)
+    holds = bool(usage < 0.9)
+    beyond = None if rungs is None else rungs[
+        (rungs["users"] > capacity) & (rungs["verdict"] != "invalid") & rungs["cached_ratio"].notna()]
+    if beyond is not None and len(beyond) and "cached_ratio" in figures and figures["cached_ratio"] is not None:
+        least = beyond.loc[beyond["cached_ratio"].idxmin()]
+        figures["cached_beyond_ratio"] = float(least["cached_ratio"])
+        if figures["cached_ratio"] - least["cached_ratio"] >= COLLAPSE:
+            holds = False
+            sentence += (f"; but at {least['users']} users only {least['cached_ratio']:.0%} of the prompt tokens are "
+                         f"found in the cache: the pool is too small to remember everybody")
+    return Lesson(name, holds, sentence + ".", figures)
 
 
 def chunked_prefill_is_the_trade_off(variants: Sequence[tuple[int, Mapping]]) -> Lesson:

@@ -25,7 +25,7 @@ from spoc_lib.core.tables import as_table, read_table, write_table
 from spoc_lib.sweep import agreement, lessons
 from spoc_lib.sweep.book import RungBook
 from spoc_lib.sweep.capacity import binding_slo, capacity, sentence
-from spoc_lib.sweep.drivers import FreshUsers, RungRecord, ScriptFactory, Timing, http_rung, virtual_rung
+from spoc_lib.sweep.drivers import FreshUsers, RungRecord, ScriptFactory, Timing, http_rung, twin_rung, virtual_rung
 from spoc_lib.sweep.fit import Crossing
 from spoc_lib.sweep.ladder import Ladder
 from spoc_lib.sweep.saturation import Saturation, saturation
@@ -189,8 +189,9 @@ class _Sweep:
             row = variant(max_num_batched_tokens=other) if other != budget else None
             if row is not None:
                 found.append((other, row))
-        return [lessons.utilisation_is_not_the_sla(self.book.rungs(), crossing.users),
-                lessons.memory_is_not_always_the_bottleneck(limit.row, uncached),
+        rungs = self.book.rungs()
+        return [lessons.utilisation_is_not_the_sla(rungs, crossing.users),
+                lessons.memory_is_not_always_the_bottleneck(limit.row, uncached, rungs, crossing.users),
                 lessons.chunked_prefill_is_the_trade_off(found)]
 
     def _confirm(self, engine: Any) -> pd.DataFrame:
@@ -210,7 +211,7 @@ class _Sweep:
                 return http_rung(self.cluster, server, script, users, self.http_timing, folder, self.say)
 
         http = self.book.entry(number, key, play, rung_only=True)
-        twin = self.book.aside(300, {**key, "driver": "virtual"}, lambda: virtual_rung(
+        twin = self.book.aside(300, {**key, "driver": "virtual"}, lambda: twin_rung(
             engine, self.users.plain(HTTP_SALT), users, self.http_timing, self.seed))
         return agreement.compare(http.row, twin.row)
 
@@ -257,9 +258,12 @@ class _Sweep:
         beyond = [entry for entry in self.book.ladder_entries
                   if entry.row["verdict"] != "invalid" and entry.row["users"] > crossing.users]
         entry = min(beyond, key=lambda one: one.row["users"], default=limit)
+        within = [one for one in self.book.ladder_entries
+                  if one.row["verdict"] != "invalid" and one.row["users"] <= crossing.users]
+        last = max(within, key=lambda one: one.row["users"], default=None)
         return saturation(entry.server, entry.row, max_num_seqs=limits[0], max_num_batched_tokens=limits[1],
                           step_figures=entry.steps,
-                          binding=binding_slo(crossing, self.book.valid_slo()))
+                          binding=binding_slo(crossing, self.book.valid_slo()), within=last.row if last else None)
 
     def _timeline(self, limit: Any) -> tuple[pd.DataFrame, pd.DataFrame, tuple[float, float]]:
         if limit is None:

@@ -2,7 +2,9 @@
 
 The rules, in order (the first that applies decides; all figures are given whichever does)
 1. client: the load generator could not keep up.
-2. kv_blocks: requests wait or are preempted while nearly all KV blocks are in use.
+2. kv_blocks: requests wait or are preempted while nearly all KV blocks are in use; or the prefix cache collapses: its
+   hit rate falls well below that of the last rung within the SLA, because the pool no longer holds what all users
+   come back for (cached blocks that nobody uses at the moment count as free, so the usage gauge does not show it).
 3. sequence_slots: requests wait while as many run as `max_num_seqs` allows.
 4. host: requests wait, yet the GPUs are mostly idle.
 5. prefill_compute or decode_bandwidth: by what the binding latency waits for. How long steps with and without
@@ -21,6 +23,8 @@ import pandas as pd
 #: KV usage from which the pool counts as full: the scheduler keeps a request waiting when it lacks a single
 #: block.
 KV_FULL = 0.95
+#: A hit rate that falls by this much from within the SLA to beyond it is a collapse.
+COLLAPSE = 0.25
 #: Waiting requests (mean in the window) that count as a queue.
 QUEUE = 0.5
 #: Share of the step time that one kind of step must take to be what stops it.
@@ -67,12 +71,14 @@ def step_figures(steps: pd.DataFrame | None, window: tuple[float, float], budget
 
 
 def saturation(summary: Mapping, row: Mapping, *, max_num_seqs: int | None, max_num_batched_tokens: int | None,
-               step_figures: Mapping[str, float] | None = None, binding: Mapping | None = None) -> Saturation:
+               step_figures: Mapping[str, float] | None = None, binding: Mapping | None = None,
+               within: Mapping | None = None) -> Saturation:
     """What is used up in a rung at or just beyond the limit.
 
     summary: `telemetry.timeline.window_summary` of its window; row: its RUNGS row; max_num_seqs and
     max_num_batched_tokens: the server's flags (None where unknown); steps: the virtual clock's steps;
-    binding: SLO_VERDICTS row (metric, limit_s) of the SLO that binds.
+    binding: SLO_VERDICTS row (metric, limit_s) of the SLO that binds; within: RUNGS row of the last rung within the
+    SLA.
     """
     figures = {key: summary.get(key) for key in (
         "kv_usage_ratio", "kv_usage_ratio_max", "running", "running_max", "waiting", "preemptions", "sm_active_ratio",
@@ -80,8 +86,9 @@ def saturation(summary: Mapping, row: Mapping, *, max_num_seqs: int | None, max_
     figures |= step_figures or {}
     figures["prefill_token_ratio"] = _prefill_share(summary, row)
     queue = (figures["waiting"] or 0.0) >= QUEUE
-    decided = (_client(row) or _kv_blocks(figures, queue) or _slots(figures, queue, max_num_seqs)
-               or _host(figures, queue) or _gpu(figures, binding))
+    figures["cached_ratio"], figures["cached_within_ratio"] = _cached(row), _cached(within)
+    decided = (_client(row) or _kv_blocks(figures, queue) or _cache_collapse(figures, row, within)
+               or _slots(figures, queue, max_num_seqs) or _host(figures, queue) or _gpu(figures, binding))
     resource, reason = decided or ("unknown", "the metrics that would tell were not recorded: "
                                    + (", ".join(summary.get("missing", [])) or "none point to a resource"))
     return Saturation(resource, [reason, *_context(figures, summary, max_num_seqs, max_num_batched_tokens)], figures)
@@ -101,6 +108,20 @@ def _kv_blocks(figures: Mapping, queue: bool) -> tuple[str, str] | None:
         return None
     return "kv_blocks", (f"KV blocks are {usage:.0%} in use (peak {peak:.0%}) while {figures['waiting'] or 0:.1f} "
                          f"requests wait and {preempted:.0f} were preempted")
+
+
+def _cached(row: Mapping | None) -> float | None:
+    value = None if row is None else row.get("cached_ratio")
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _cache_collapse(figures: Mapping, row: Mapping, within: Mapping | None) -> tuple[str, str] | None:
+    now, before = figures["cached_ratio"], figures["cached_within_ratio"]
+    if now is None or before is None or before - now < COLLAPSE:
+        return None
+    return "kv_blocks", (f"the prefix cache collapses: {before:.0%} of the prompt tokens come from it at "
+                         f"{within['users']} users, {now:.0%} at {row['users']}; the KV pool no longer holds what the "
+                         f"users come back for, and their histories are computed anew")
 
 
 def _slots(figures: Mapping, queue: bool, max_num_seqs: int | None) -> tuple[str, str] | None:
