@@ -70,18 +70,10 @@ def _pop(ends, owners, size):
 
 
 @numba.njit(cache=True, nogil=True)
-def _own(start, end, code, owner, boundaries, categories, watch, limits):
-    segments = boundaries.size - 1
-    busy = np.zeros((segments, categories), dtype=np.int64)
-    gap = np.zeros(segments, dtype=np.int64)
-    tail = np.zeros(segments, dtype=np.int64)
-    watched = np.zeros(segments, dtype=np.int64)
-    count = np.zeros((segments, categories), dtype=np.int64)
-    gaps = np.zeros(limits.size + 1, dtype=np.int64)
-    gap_sum = np.zeros(limits.size + 1, dtype=np.int64)
-    active = np.zeros(categories, dtype=np.int64)
-    ends = np.empty(64, dtype=np.int64)
-    owners = np.empty(64, dtype=np.int64)
+def _own(start, end, code, owner, boundaries, watch, limits, active, ends, owners, busy, gap, tail, watched, count,
+         gaps, gap_sum):
+    # every array is made by the caller: making them here would double the time that compiling takes on a first run
+    segments, categories = busy.shape
     size = 0
     top = categories  # the active category that owns the instant; `categories` when idle
     now, last = boundaries[0], boundaries[segments]
@@ -133,18 +125,11 @@ def _own(start, end, code, owner, boundaries, categories, watch, limits):
         count[where, c] += 1
         if end[i] <= begin:
             continue
-        if size == ends.size:
-            more_ends = np.empty(2 * size, dtype=np.int64)
-            more_owners = np.empty(2 * size, dtype=np.int64)
-            more_ends[:size] = ends
-            more_owners[:size] = owners
-            ends, owners = more_ends, more_owners
         _push(ends, owners, size, min(end[i], last), c)
         size += 1
         active[c] += 1
         if c < top:
             top = c
-    return busy, gap, tail, watched, count, gaps, gap_sum
 
 
 def own(start: np.ndarray, end: np.ndarray, code: np.ndarray, owner: np.ndarray, boundaries: np.ndarray,
@@ -156,25 +141,32 @@ def own(start: np.ndarray, end: np.ndarray, code: np.ndarray, owner: np.ndarray,
     category index of interval i. watch: the category whose hidden time is wanted. Intervals are clipped to the
     window.
     """
-    return Ownership(*_own(start, end, code, np.ascontiguousarray(owner, dtype=np.int64),
-                           np.ascontiguousarray(boundaries, dtype=np.int64), categories, watch, GAP_LIMITS_NS))
+    segments = len(boundaries) - 1
+    result = Ownership(*(np.zeros(shape, dtype=np.int64) for shape in (
+        (segments, categories), segments, segments, segments, (segments, categories), GAP_LIMITS_NS.size + 1,
+        GAP_LIMITS_NS.size + 1)))
+    # the heap holds what runs at one instant: few, but untouched memory of the size of the worst case costs nothing
+    heap = np.empty(start.size + 1, dtype=np.int64), np.empty(start.size + 1, dtype=np.int64)
+    _own(start, end, code, np.ascontiguousarray(owner, dtype=np.int64),
+         np.ascontiguousarray(boundaries, dtype=np.int64), watch, GAP_LIMITS_NS,
+         np.zeros(categories, dtype=np.int64), *heap, *result)
+    return result
 
 
 @numba.njit(cache=True, nogil=True)
-def _sums(start, end, code, codes, low, high):
-    count = np.zeros(codes, dtype=np.int64)
-    total = np.zeros(codes, dtype=np.int64)
+def _sums(start, end, code, low, high, count, total):
     for i in range(start.size):
         if start[i] < high and (end[i] > low or start[i] >= low):
             count[code[i]] += 1
             total[code[i]] += max(min(end[i], high) - max(start[i], low), 0)
-    return count, total
 
 
 def sums(start: np.ndarray, end: np.ndarray, code: np.ndarray, codes: int, window: tuple[int, int]
          ) -> tuple[np.ndarray, np.ndarray]:
     """(intervals, ns) by code in [0, codes), clipped to the window, overlaps counted twice."""
-    return _sums(start, end, code, codes, window[0], window[1])
+    count, total = np.zeros(codes, dtype=np.int64), np.zeros(codes, dtype=np.int64)
+    _sums(start, end, code, window[0], window[1], count, total)
+    return count, total
 
 
 def union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

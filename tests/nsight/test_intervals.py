@@ -51,7 +51,7 @@ def test_idle_at_a_segments_end_is_its_tail():
     assert result.gap_ns.tolist() == [10, 0] and result.tail_ns.tolist() == [20, 0]
 
 
-def test_many_overlapping_intervals_grow_the_heap():
+def test_many_intervals_may_run_at_once():
     n = 5000
     start = np.arange(n)
     result = own(start, np.full(n, 2 * n), np.arange(n) % 12, np.arange(12), np.array([0, 2 * n]), 12, 10)
