@@ -9,10 +9,12 @@ Imported in the load child only: gevent's sockets, geventhttpclient's pools.
 
 from __future__ import annotations
 
+import contextlib
 import socket as plain_socket
 import struct
 import time
 
+import gevent
 import gevent.socket
 from geventhttpclient.client import HTTPClient, HTTPClientPool
 from geventhttpclient.connectionpool import ConnectionPool
@@ -38,15 +40,26 @@ class WallOffset:
 
 
 class ArrivalSocket(gevent.socket.socket):
-    """A socket that knows when the bytes it last gave had arrived (`arrival_s`, monotonic seconds)."""
+    """A socket that knows when the bytes it last gave had arrived (`arrival_s`) and when it read them (`read_s`),
+    monotonic seconds."""
 
     arrival_s = 0.0
+    read_s = 0.0
     idle_since_s = 0.0
+    patience_s = 0.0
+    given_up = False
     kernel_stamps = False
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        data, ancillary, _, _ = self.recvmsg(size, _ANCILLARY_BYTES, flags)
-        now = time.monotonic()
+        """Wait, then read: gevent would try first, and with one token at a time that read fails every time."""
+        while True:
+            self._wait(self._read_event)
+            try:
+                data, ancillary, _, _ = self._sock.recvmsg(size, _ANCILLARY_BYTES, flags)
+                break
+            except BlockingIOError:
+                continue
+        self.read_s = now = time.monotonic()
         if ancillary:
             seconds, nanoseconds = _STAMP.unpack(ancillary[0][2])
             stamp = seconds - WallOffset.base_s + nanoseconds * 1e-9 + WallOffset.offset_s
@@ -56,6 +69,40 @@ class ArrivalSocket(gevent.socket.socket):
                 return data
         self.arrival_s = now
         return data
+
+
+class IdleWatch:
+    """Ends streams that have been silent for longer than their `patience_s`: one timer for all of them, where gevent's
+    socket timeout would make and drop a timer a token. A silent stream is shut down and `given_up`; its reader wakes
+    with an end of stream."""
+
+    EVERY_S = 0.2
+
+    def __init__(self) -> None:
+        self._streams: set[ArrivalSocket] = set()
+        self._greenlet = None
+
+    def add(self, sock: ArrivalSocket, patience_s: float | None) -> None:
+        sock.settimeout(None)
+        sock.given_up = False
+        sock.read_s = time.monotonic()
+        sock.patience_s = float("inf") if patience_s is None else patience_s
+        self._streams.add(sock)
+        if self._greenlet is None:
+            self._greenlet = gevent.spawn(self._watch)
+
+    def remove(self, sock: ArrivalSocket, timeout_s: float | None) -> None:
+        self._streams.discard(sock)
+        sock.settimeout(timeout_s)  # it may already be back in the pool
+
+    def _watch(self) -> None:
+        while True:
+            gevent.sleep(self.EVERY_S)
+            now = time.monotonic()
+            for sock in [sock for sock in self._streams if now - sock.read_s > sock.patience_s]:
+                sock.given_up = True
+                with contextlib.suppress(OSError):  # the server may have closed it this instant
+                    sock.shutdown(plain_socket.SHUT_RDWR)
 
 
 class ArrivalPool(ConnectionPool):

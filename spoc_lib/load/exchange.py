@@ -10,19 +10,21 @@ from dataclasses import dataclass, field
 
 import gevent
 import orjson
-from geventhttpclient.response import HTTPParseError
+from geventhttpclient.response import HTTPParseError, HTTPResponse
 from locust.contrib.fasthttp import FastHttpSession, FastResponse
 
-from spoc_lib.load.arrivals import ArrivalSocket
+from spoc_lib.load.arrivals import ArrivalSocket, IdleWatch
 from spoc_lib.load.sse import StreamReader, classify_error
 
-READ_BYTES = 65536
+#: A token is some 250 bytes; Python allocates what it is asked for, each time.
+READ_BYTES = 8192
 #: Pieces that may wait unparsed, and for how long: stamp first, parse later, but never a long block at the end, nor
 #: chunks that a kill would lose.
 PARSE_EVERY = 32
 PARSE_WITHIN_S = 0.5
 #: After [DONE] the stream must end; a server that forgets to gets this long.
 AFTER_DONE_S = 2.0
+IDLE = IdleWatch()
 
 
 @dataclass(slots=True)
@@ -107,21 +109,29 @@ def _pump(stream: object, result: Exchange) -> None:
     if buffer:
         pieces.append((sock.arrival_s if stamped else time.monotonic(), bytes(buffer)))
         buffer.clear()
-    parse_s = time.monotonic() + PARSE_WITHIN_S
-    late, patience = 0.0, sock.gettimeout() if sock is not None else None
+    parse_s, late = time.monotonic() + PARSE_WITHIN_S, 0.0
+    feed = super(HTTPResponse, stream).feed  # the C parser itself
+    timeout_s = sock.gettimeout() if sock is not None else None
+    if stamped:
+        IDLE.add(sock, timeout_s)
     try:
         while not stream.message_complete and sock is not None:
             data = sock.recv(READ_BYTES)
-            now = time.monotonic()
-            arrival = sock.arrival_s if stamped else now
-            if now - arrival > late:
-                late = now - arrival
-            stream.feed(data)
+            if stamped:
+                now, arrival = sock.read_s, sock.arrival_s
+                if now - arrival > late:
+                    late = now - arrival
+            else:
+                now = arrival = time.monotonic()
+            feed(data)
             if buffer:
                 pieces.append((arrival, bytes(buffer)))
                 buffer.clear()
-            if not data and not stream.message_complete:
-                result.error_class, result.error_message = "cut", "the connection closed in mid-answer"
+            if not data:
+                if stamped and sock.given_up:
+                    result.error_class, result.error_message = "timeout", f"silent for {sock.patience_s:g} s"
+                elif not stream.message_complete:
+                    result.error_class, result.error_message = "cut", "the connection closed in mid-answer"
                 break
             if len(pieces) >= PARSE_EVERY or now > parse_s:
                 _parse(reader, pieces)
@@ -129,12 +139,17 @@ def _pump(stream: object, result: Exchange) -> None:
                 if reader.error_class:
                     break
             if b"[DONE]" in data and not stream.message_complete:
-                sock.settimeout(AFTER_DONE_S)
+                if stamped:
+                    sock.patience_s = AFTER_DONE_S
+                else:
+                    sock.settimeout(AFTER_DONE_S)
     except (OSError, HTTPParseError) as error:
         _failed(result, error)
     finally:
-        if sock is not None:
-            sock.settimeout(patience)  # it may already be back in the pool
+        if stamped:
+            IDLE.remove(sock, timeout_s)
+        elif sock is not None:
+            sock.settimeout(timeout_s)
         result.handled_late_s = late
         result.kernel_stamps = bool(stamped and sock.kernel_stamps)
         _parse(reader, pieces)

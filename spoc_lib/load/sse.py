@@ -142,7 +142,7 @@ class StreamReader:
     def _event(self, time_s: float, data: bytes) -> None:
         if self.done or self.error_class:
             return None
-        if data == b"[DONE]" or data.strip() == b"[DONE]":
+        if data[:1] != b"{" and data.strip() == b"[DONE]":
             self.done = True
             return None
         self.events += 1
