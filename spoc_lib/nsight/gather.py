@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numba
 import numpy as np
 
@@ -127,14 +129,43 @@ class NameCodes:
         return dict(zip(dense.tolist(), self._lookup[dense].tolist(), strict=True)) | self._sparse
 
 
+class _Columns:
+    """The rows of one rank: start, end, code, stream, correlation. Grows in place, so that hundreds of chunks leave
+    no holes in memory."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._arrays = [np.empty(0, dtype) for dtype in (np.int64, np.int64, np.int32, np.int32, np.int64)]
+
+    def append(self, parts: list[np.ndarray]) -> None:
+        """Rows of one chunk; the last part is empty where the chunk has no correlation ids."""
+        rows = self.rows + parts[0].size
+        for array, part in zip(self._arrays, parts, strict=True):
+            if part.size:
+                if array.size < rows:
+                    array.resize(max(rows, array.size * 5 // 4), refcheck=False)  # new places hold zeros
+                array[self.rows:rows] = part
+        self.rows = rows
+
+    def sorted(self) -> tuple[np.ndarray, ...]:
+        """The columns, by start; correlation is empty where no chunk had one and 0 where only some had."""
+        for array in self._arrays:
+            if array.size:
+                array.resize(self.rows, refcheck=False)
+        start = self._arrays[0]
+        if np.any(start[1:] < start[:-1]):
+            order = np.argsort(start, kind="stable")
+            return tuple(array[order] if array.size else array for array in self._arrays)
+        return tuple(self._arrays)
+
+
 class RankGatherer:
-    """Activities by (globalPid, deviceId). `negative` counts those that end before they start."""
+    """Activities by (globalPid, deviceId). `rows`: how many; `negative`: those that end before they start."""
 
     def __init__(self) -> None:
         self._pids = np.zeros(_MOST_RANKS, dtype=np.int64)
         self._devices = np.zeros(_MOST_RANKS, dtype=np.int64)
-        self._ranks = 0
-        self._parts: list[list[tuple[np.ndarray, ...]]] = []
+        self._ranks: list[_Columns] = []
         self.rows = 0
         self.negative = 0
 
@@ -144,45 +175,22 @@ class RankGatherer:
         rows, none = start.size, np.empty(0, dtype=np.int64)
         pid = columns.get("globalPid", np.zeros(rows, dtype=np.int64))
         rank = np.empty(rows, dtype=np.int32)
-        ranks = _rank_rows(pid, columns["deviceId"], self._pids, self._devices, self._ranks, rank, NULL)
+        ranks = _rank_rows(pid, columns["deviceId"], self._pids, self._devices, len(self._ranks), rank, NULL)
         if ranks < 0:
             raise ValueError(f"more than {_MOST_RANKS} pairs of process and device")
-        self._ranks = ranks
-        counts = np.bincount(rank, minlength=ranks)
-        edges = np.concatenate(([0], np.cumsum(counts)))
+        self._ranks += [_Columns() for _ in range(ranks - len(self._ranks))]
+        edges = np.concatenate(([0], np.cumsum(np.bincount(rank, minlength=ranks))))
         stream, correlation = columns.get("streamId", none), columns.get("correlationId", none)
         out = (np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int32),
                np.zeros(rows, np.int32), np.zeros(rows if correlation.size else 0, np.int64))
         self.negative += _scatter(rank, edges[:-1].copy(), start, columns["end"], codes, stream, correlation, *out,
                                   NULL)
         self.rows += rows
-        self._parts += [[] for _ in range(ranks - len(self._parts))]
         for index in range(ranks):
-            low, high = edges[index], edges[index + 1]
-            if high > low:  # copies, so that a rank's memory is freed with the rank
-                self._parts[index].append(tuple(column[low:high].copy() for column in out))
+            if edges[index + 1] > edges[index]:
+                self._ranks[index].append([column[edges[index]:edges[index + 1]] for column in out])
 
-    def pop(self) -> tuple[int, int, tuple[np.ndarray, ...]] | None:
-        """(globalPid, deviceId, (start, end, code, stream, correlation)) of one rank, sorted by start; each once.
-
-        correlation is empty where no chunk had one, and 0 where only some had.
-        """
-        while self._parts:
-            index = len(self._parts) - 1
-            parts = self._parts.pop()
-            if not parts:
-                continue
-            columns = [np.concatenate([part[k] for part in parts]) for k in range(4)]
-            rows = columns[0].size
-            if any(part[4].size for part in parts):
-                columns.append(np.concatenate([part[4] if part[4].size else np.zeros(part[0].size, np.int64)
-                                               for part in parts]))
-            else:
-                columns.append(np.empty(0, np.int64))
-            parts.clear()
-            start = columns[0]
-            if rows and np.any(start[1:] < start[:-1]):
-                order = np.argsort(start, kind="stable")
-                columns = [column[order] if column.size else column for column in columns]
-            return int(self._pids[index]), int(self._devices[index]), tuple(columns)
-        return None
+    def ranks(self) -> Iterator[tuple[int, int, tuple[np.ndarray, ...]]]:
+        """(globalPid, deviceId, (start, end, code, stream, correlation)) of each rank, sorted by start."""
+        for index, columns in enumerate(self._ranks):
+            yield int(self._pids[index]), int(self._devices[index]), columns.sorted()

@@ -21,7 +21,8 @@ from spoc_lib.nsight.sqlitepages import NULL
 
 #: Tables that are never opened: an environment holds tokens, and nothing here needs it.
 FORBIDDEN = frozenset({"TARGET_INFO_SYSTEM_ENV"})
-_ROWS_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 18  # of Python objects, where SQLite itself must read
+_BATCH_ROWS = 1 << 18
 
 
 class TraceSource(Protocol):
@@ -175,7 +176,7 @@ class ParquetSource:
 
     def _open(self, table: str) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self._files[table], memory_map=True)
+            return pq.ParquetFile(self._files[table])
         except (OSError, pa.ArrowInvalid) as error:
             raise InputError("damaged", f"{self._files[table]} is damaged ({error}): export it again") from error
 
@@ -199,7 +200,7 @@ class ParquetSource:
 
     def integers(self, table: str, columns: Sequence[str]) -> Iterator[np.ndarray]:
         with self._open(table) as file:
-            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(columns)):
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
                 out = np.empty((len(columns), batch.num_rows), dtype=np.int64)
                 for slot, column in enumerate(columns):
                     values = batch.column(batch.schema.get_field_index(column))

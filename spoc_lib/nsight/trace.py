@@ -168,10 +168,7 @@ class _Reader:
         if self.gathered.negative:
             notes.append(f"{self.gathered.negative} activities end before they start; they count as having no length")
         names = self._texts(notes)
-        activities = {}
-        while (found := self.gathered.pop()) is not None:
-            pid, device, columns = found
-            activities[Rank(pid, device)] = Activity(*columns)
+        activities = {Rank(pid, device): Activity(*columns) for pid, device, columns in self.gathered.ranks()}
         return Trace(self.source, metadata, tuple(sorted(activities)), activities, names, notes)
 
     def _texts(self, notes: list[str]) -> tuple[str, ...]:
