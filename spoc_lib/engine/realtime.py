@@ -140,7 +140,7 @@ class RealtimeEngine:
             yield
         finally:
             del self._encoding[number]
-            if self._sleeper and not self._encoding:
+            if self._sleeper:
                 self._sleeper.wake()
 
     def _frontend(self, prompt_tokens: int) -> float:
@@ -161,6 +161,8 @@ class RealtimeEngine:
             self.core.abort(generation.id)
             generation.finish_reason = "abort"
             self.observer.finished(generation, time.monotonic())
+            if self._sleeper:
+                self._sleeper.wake()
 
     async def run(self) -> None:
         """Step for ever."""
@@ -187,13 +189,16 @@ class RealtimeEngine:
         self._sleeper = None
 
     async def _idle(self, timer: Timer, begin: float) -> float:
-        """Wait until a request is due; the moment from which on to schedule, not before `begin`. A request that its
-        own encoding made late starts when it was due, as if the encoding had kept to the model."""
+        """Wait until a request is due, or one goes away; the moment from which on to schedule, not before `begin`.
+        A request that its own encoding made late starts when it was due, as if the encoding had kept to the model."""
         self._sleeper = timer
         while not self._due or self._due[0][0] > time.monotonic():
             await timer.until(self._due[0][0] if self._due else None)
+            if self.core.has_requests:  # the one that was in the way may have been aborted
+                break
         self._sleeper = None
-        return max(begin, self._due[0][0], time.monotonic() - LAG_LIMIT_S)
+        due = self._due[0][0] if self._due else time.monotonic()
+        return max(begin, min(due, time.monotonic()), time.monotonic() - LAG_LIMIT_S)
 
     def _keep_time(self, end: float) -> float:
         """When the next step begins: at `end`, unless the machine has fallen far behind."""

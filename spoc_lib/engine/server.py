@@ -27,6 +27,7 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_json
 from spoc_lib.engine import openai_answers
 from spoc_lib.engine import openai_api as api
+from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.dcgm_page import DcgmPage
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.gpu_counters import Throttle
@@ -73,11 +74,19 @@ class EmbeddedServer:
         self.generator = Generator(
             self.realtime, PromptEncoder(tokenizer.encode), Words(tokenizer.encode), model=self.model,
             reasoning_tokens=options.reasoning_tokens, rejected=self.metrics.rejected)
+        self._warm_up()
         self._started_s = time.time()
         passport = engine.passport()
         self._passport = passport
         named = ("simulated", "model", "gpu", "gpu_count", "step_time", "calibration_id")
         self._passport_header = json.dumps({name: passport.get(name) for name in named})
+
+    def _warm_up(self) -> None:
+        """Compile and fill tables now, not in the first request's step."""
+        batch = Batch(2, 1, 1, 1, 1, 1, 1.0, 1.0, 0, 2)
+        self.engine.step_time.seconds(batch)
+        self.engine.step_time.components(batch)
+        self.generator.warm_up()
 
     def application(self) -> web.Application:
         """Routes of the API port."""
@@ -130,6 +139,8 @@ class EmbeddedServer:
             response = _json(orjson.dumps({"detail": error.reason}), error.status)
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
+        except ConnectionError:  # the client has gone: nobody to answer
+            raise
         except Exception:
             traceback.print_exc()
             response = _json(api.ApiError(500, "Internal server error", "InternalServerError").body(), 500)

@@ -62,6 +62,11 @@ class Generator:
             self._submit(generations)
         return await self._finish(http, job, generations)
 
+    def warm_up(self) -> None:
+        """Go once through what a request needs, without a request."""
+        prompt = self._encoder.chat([{"role": "user", "content": "import os\n"}])
+        self._plan(api.ChatRequest(messages=[]), prompt, 1, 0)
+
     def _style(self, request, reasoning_tokens: int = 0, block_size: int | None = None) -> Style:
         return Style(request.include_usage, request.continuous_usage,
                      max(self._flags.stream_interval, request.stream_interval or 1), reasoning_tokens, block_size)

@@ -4,7 +4,9 @@ same cache hits and, as far as a busy machine lets one see, the same latencies."
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+import urllib.request
 
 import numpy as np
 import orjson
@@ -25,7 +27,7 @@ USERS, SECONDS, LEAD_S = 8, 8.0, 0.5
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(virtual requests and chunks, HTTP exchanges)"""
+    """(virtual run, HTTP exchanges, the server's metrics page)"""
     cluster = load_cluster("sim-4xh100")
     engine = EmbeddedEngine.from_cluster(cluster)
 
@@ -36,7 +38,9 @@ def runs(tmp_path_factory):
     corpus = Corpus.from_directory(max_bytes=1 << 20)
     with launch(cluster, {}, tmp_path_factory.mktemp("clocks")) as server:
         exchanges = asyncio.run(play_over_http(server.base_url, list(script().users(USERS)), corpus))
-    return virtual, exchanges
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(server.metrics_url) as answer:
+            page = answer.read().decode()
+    return virtual, exchanges, page
 
 
 async def play_over_http(base_url: str, users, corpus: Corpus) -> list[dict]:
@@ -90,7 +94,7 @@ async def exchange(reader, writer, body: bytes) -> tuple[list[float], str, dict]
 
 
 def test_the_same_requests_with_the_same_prompts_and_cache_hits(runs):
-    virtual, exchanges = runs
+    virtual, exchanges, _ = runs
     table = virtual.requests.set_index(["user", "conversation", "turn"])
     pairs = [(one, table.loc[key]) for one in exchanges
              if (key := (one["turn"].user, one["turn"].conversation, one["turn"].turn)) in table.index]
@@ -102,14 +106,30 @@ def test_the_same_requests_with_the_same_prompts_and_cache_hits(runs):
     assert np.mean(same) > 0.95  # two arrivals within a millisecond may change places
 
 
-def test_latencies_agree(runs):
-    virtual, exchanges = runs
-    ttft = [one["stamps"][0] - one["send_s"] for one in exchanges]
+def mean(page: str, name: str) -> float:
+    """Mean of a histogram, the launch's own probe (one request of two tokens) included."""
+    total, count = (float(re.search(rf"^{name}_{part}{{[^}}]*}} (\S+)$", page, re.MULTILINE).group(1))
+                    for part in ("sum", "count"))
+    return total / count
+
+
+def test_the_engines_own_latencies_agree_closely(runs):
+    virtual, _, page = runs
+    if not re.search(r"^spoc:clock_resets_total 0\.0$", page, re.MULTILINE):
+        pytest.skip("the machine stalled for more than a second, and the engine's clock was restarted")
+    chunks = virtual.chunks.sort_values(["request", "time_s"])
+    gaps = chunks.time_s.diff()[chunks.request.diff() == 0]
+    assert mean(page, "vllm:inter_token_latency_seconds") == pytest.approx(gaps.mean(), rel=0.05)
+    assert mean(page, "vllm:time_to_first_token_seconds") == pytest.approx(virtual.requests.ttft_s.mean(), rel=0.1)
+
+
+def test_what_the_client_sees_agrees(runs):
+    """Not tight, and no percentile of single gaps: the test passes while others use the machine, whose pauses bunch
+    tokens. The benchmark measures."""
+    virtual, exchanges, _ = runs
+    ttft = np.array([one["stamps"][0] - one["send_s"] for one in exchanges])
     itl = np.concatenate([np.diff(one["stamps"]) for one in exchanges])
     chunks = virtual.chunks.sort_values(["request", "time_s"])
-    expected_itl = chunks.time_s.diff()[chunks.request.diff() == 0]
-    expected_ttft = virtual.requests.ttft_s.dropna()
-    # medians only, and not tight: a test must pass while others use the machine; the benchmark measures
-    assert percentile(itl, 50) == pytest.approx(percentile(expected_itl.to_numpy(), 50), rel=0.15)
-    assert percentile(np.array(ttft), 50) == pytest.approx(percentile(expected_ttft.to_numpy(), 50), rel=0.25, abs=0.01)
-    assert np.mean(itl) == pytest.approx(expected_itl.mean(), rel=0.15)
+    assert itl.mean() == pytest.approx(chunks.time_s.diff()[chunks.request.diff() == 0].mean(), rel=0.15)
+    assert percentile(ttft, 50) == pytest.approx(percentile(virtual.requests.ttft_s.dropna().to_numpy(), 50),
+                                                 rel=0.25, abs=0.01)
