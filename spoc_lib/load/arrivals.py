@@ -122,8 +122,17 @@ class ArrivalPool(ConnectionPool):
         super().return_socket(sock)
 
     def _is_socket_alive(self, sock: ArrivalSocket) -> bool:
-        fresh = sock.idle_since_s == 0.0 or time.monotonic() - sock.idle_since_s < IDLE_LIMIT_S
-        return fresh and super()._is_socket_alive(sock)
+        """Fresh, and nothing to read (neither an end nor leftovers); without giving other users the turn, which
+        would come between the stamp of a request and its sending."""
+        if sock.fileno() < 0 or (sock.idle_since_s and time.monotonic() - sock.idle_since_s > IDLE_LIMIT_S):
+            return False
+        try:
+            sock._sock.recv(1, plain_socket.MSG_PEEK | plain_socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
 
 class ArrivalClientPool(HTTPClientPool):
