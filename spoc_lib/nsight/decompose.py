@@ -7,6 +7,7 @@ collective's busy time is its exposed time; what compute hides of it is reported
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from spoc_lib.nsight.categories import CATEGORIES, RuleBook, rule_book
 from spoc_lib.nsight.collectives import Collectives, pair
 from spoc_lib.nsight.steps import Steps, find_steps, range_window
 from spoc_lib.nsight.trace import Trace, load_trace, open_source
+
+#: vLLM's own all-reduce carries the size of its group as a template argument.
+_GROUP_SIZE = re.compile(r"cross_device_reduce_\dstage<[^<>]*,\s*(?:\(int\))?(\d+)>")
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ def decompose_trace(trace: Trace, window: tuple[int, int], rules: RuleBook, step
     """The decomposition of a loaded trace."""
     parts = Breakdown.measure(trace, window, rules, steps)
     kernels = parts.kernels()
-    notes = [*trace.notes, *steps.notes]
+    notes = [*trace.notes, *steps.notes, *_missing_ranks(trace, kernels)]
     if trace.metadata.simulated:
         notes.append("simulated: times come from the step-time model, and all GPUs do the same, so that none waits for "
                      "another")
@@ -182,6 +186,18 @@ def decompose_trace(trace: Trace, window: tuple[int, int], rules: RuleBook, step
             "utc_epoch_ns": trace.metadata.utc_epoch_ns, "gpus": len(trace.ranks), "rules": rules.file.name,
             "steps_from": steps.source,
         })
+
+
+def _missing_ranks(trace: Trace, kernels: pd.DataFrame) -> list[str]:
+    """What the collectives tell of GPUs that are not in the trace: a GPU does not reduce alone."""
+    names = kernels.name[(kernels.category == "comm") & (kernels.total_ns > 0)].unique()
+    told = max((int(found.group(1)) for name in names if (found := _GROUP_SIZE.search(name))), default=0)
+    if told > len(trace.ranks):
+        return [f"a collective over {told} GPUs runs here, but the trace holds {len(trace.ranks)}: ranks were not "
+                f"captured"]
+    if len(names) and len(trace.ranks) == 1:
+        return ["one GPU runs collectives here, so others exist that were not captured"]
+    return []
 
 
 def _unknown(kernels: pd.DataFrame) -> list[dict]:

@@ -122,6 +122,16 @@ def test_a_missing_rank_is_refused(new_trace, kernel_names):
         decompose(trace.done(), expect_gpus=4)
 
 
+def test_collectives_tell_of_gpus_that_are_not_there(new_trace, kernel_names):
+    alone = new_trace()
+    alone.kernel(kernel_names["comm"], 0, 100)
+    assert any("others exist" in note for note in decompose(alone.done()).notes)
+    partial = new_trace()
+    for device in range(2):
+        partial.kernel("void vllm::cross_device_reduce_1stage<__nv_bfloat16, (int)8>(T1)", 0, 9, device=device)
+    assert any("over 8 GPUs" in note and "holds 2" in note for note in decompose(partial.done()).notes)
+
+
 def test_unknown_kernels_are_ranked_by_time_and_a_rule_can_be_added(new_trace, kernel_names, tmp_path):
     trace = new_trace()
     trace.kernel("my_small_kernel", 0, 10)
