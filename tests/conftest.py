@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,38 @@ def shared():
         return path
 
     return find
+
+
+@pytest.fixture
+def open_page(tmp_path):
+    """`open_page(path)`: (DOM after scripts ran, browser's own log) from headless Chromium with no network."""
+    chromium = shutil.which("chromium")
+    if not chromium:
+        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+
+    def look(page: Path) -> tuple[str, str]:
+        done = subprocess.run(
+            [
+                chromium,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+                "--host-resolver-rules=MAP * ~NOTFOUND",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                "--enable-logging=stderr",
+                "--virtual-time-budget=10000",
+                "--dump-dom",
+                page.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.stdout, done.stderr
+
+    return look

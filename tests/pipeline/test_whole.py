@@ -1,0 +1,285 @@
+"""One whole small pipeline, as a user runs it: real papermill, real HTTP, real Locust; then what interrupts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+PROFILE = {
+    "name": "tiny",
+    "title": "as little as shows everything",
+    "audit_users": 10,
+    "audit_turns": 4,
+    "search_trials": 6,
+    "search_population": 4,
+    "search_finalists": 1,
+    "screen_s": 20,
+    "rung_s": 40,
+    "warmup_s": 10,
+    "http_rung_s": 8,
+    "http_users": 6,
+    "probes": 5,
+    "trace_s": 0.2,
+    "gap_cap_s": 2,
+    "start": "stationary",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a small cluster, a small profile and an outputs folder of its own."""
+    folder = tmp_path_factory.mktemp("place")
+    cluster = yaml.safe_load((ROOT / "data/clusters/sim-2xh200.yaml").read_text())
+    cluster |= {"name": "small", "personas": "tiny", "ladder": {"users": [50, 100, 200, 400, 800]}}
+    cluster["search"] = {"target_users": 100, "space": {"max_num_batched_tokens": [512, 2048, 8192]}}
+    cluster["slos"] = [
+        {"persona": "all", "metric": "ttft", "percentile": 95, "limit_s": 0.3},
+        {"persona": "all", "metric": "itl", "percentile": 95, "limit_s": 0.02},
+    ]
+    (folder / "small.yaml").write_text(yaml.safe_dump(cluster))
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(PROFILE))
+    (folder / "outputs").mkdir()
+    return folder
+
+
+def environment(place: Path) -> dict[str, str]:
+    return {**os.environ, "SPOC_OUTPUTS": str(place / "outputs"), "SPOC_TEST_KEY": "sk-never-to-be-seen"}
+
+
+def command(place: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "spoc_lib", "run", "small.yaml", "--profile", "tiny.yaml", *more]
+
+
+def spoc(place: Path, *more: str, check: int | None = 0) -> subprocess.CompletedProcess:
+    done = subprocess.run(command(place, *more), cwd=place, env=environment(place), capture_output=True, text=True)
+    assert check is None or done.returncode == check, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """The folder of one whole run."""
+    spoc(place, "--run-id", "whole")
+    return place / "outputs" / "whole"
+
+
+def test_every_stage_leaves_its_artefacts_and_its_page(whole):
+    state = json.loads((whole / "run.json").read_text())
+    assert {n: s["state"] for n, s in state["stages"].items()} == dict.fromkeys(("01", "02", "03", "04", "05"), "done")
+    for name in (
+        "workload/sessions.parquet",
+        "workload/audit.json",
+        "search/study.db",
+        "search/trials.parquet",
+        "sweep/rungs.parquet",
+        "sweep/capacity.json",
+        "nsight/decomposition.parquet",
+        "nsight/verdict.json",
+        "report.json",
+        "01_workload_modeling.html",
+        "02_nsga2_search.html",
+        "03_concurrency_sweep.html",
+        "04_nsight_trace_analysis.html",
+        "05_capacity_report.html",
+    ):
+        assert (whole / name).stat().st_size > 0, name
+    assert not list(whole.rglob("*.part"))
+    assert "whole" in (whole.parent / "index.html").read_text()
+
+
+def test_the_answer_names_users_interval_slo_and_that_it_is_simulated(whole):
+    answer = json.loads((whole / "sweep" / "capacity.json").read_text())
+    low, high = answer["interval"]
+    assert low <= answer["max_users"] and (high is None or answer["max_users"] <= high)
+    assert answer["simulated"] is True and answer["passport"]["simulated"] is True
+    assert answer["binding"]["metric"] in ("ttft", "itl")
+    assert "simulated" in json.loads((whole / "report.json").read_text())["verdict"][0]
+
+
+def test_one_rung_was_real_locust_load_and_its_books_balance(whole):
+    rungs = pd.read_parquet(whole / "sweep" / "rungs.parquet")
+    real = rungs[rungs["driver"] == "locust"].iloc[0]
+    assert real["planned"] == real["completed"] + real["failed"] + real["censored"] > 0
+    folder = whole / "sweep" / "rungs"
+    requests = next(
+        pd.read_parquet(p) for p in sorted(folder.glob("*/requests.parquet")) if (p.parent / "chunks.parquet").exists()
+    )
+    assert len(requests) == real["planned"] and requests["request"].is_unique
+    done = requests[requests["outcome"] == "completed"]
+    assert (done["output_tokens"] == done["intended_output_tokens"]).all()
+    assert (done["prompt_tokens"] == done["intended_prompt_tokens"]).all()
+
+
+@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05"])
+def test_the_page_is_whole_without_a_network(whole, open_page, number):
+    page = next(whole.glob(f"{number}_*.html"))
+    text = page.read_text()
+    assert page.stat().st_size < 6_000_000
+    assert not re.search(r"""<(script|link|img|iframe)[^>]+(src|href)\s*=\s*["']?(https?:)?//""", text)
+    dom, log = open_page(page)
+    assert dom.count('class="plot-container plotly"') == text.count('class="figure" role="img"') > 0
+    assert not re.findall(r"CONSOLE.*(?:Error|Failed).*", log)
+    assert "Traceback" not in dom
+
+
+def test_a_finished_run_is_not_overwritten_by_accident(place, whole):
+    assert "add --resume" in spoc(place, "--run-id", "whole", check=2).stderr
+
+
+def test_resume_of_a_finished_run_keeps_all_of_it(place, whole):
+    before = (whole / "sweep" / "capacity.json").stat().st_mtime_ns
+    assert spoc(place, "--run-id", "whole", "--resume").stdout.count("kept") == 5
+    assert (whole / "sweep" / "capacity.json").stat().st_mtime_ns == before
+
+
+def test_a_notebook_runs_from_plain_papermill(place):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "papermill",
+            str(ROOT / "notebooks/04_nsight_trace_analysis.ipynb"),
+            str(place / "out.ipynb"),
+            "-r",
+            "cluster",
+            str(place / "small.yaml"),
+            "-r",
+            "profile",
+            str(place / "tiny.yaml"),
+            "-p",
+            "users",
+            "20",
+            "-k",
+            "python3",
+        ],
+        cwd=place,
+        env=environment(place),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "given as a parameter" in (place / "out.ipynb").read_text()
+
+
+@pytest.mark.parametrize(
+    "name, value, words", [("bogus", "1", "no parameter 'bogus'"), ("users", "many", "must be a whole number")]
+)
+def test_plain_papermill_with_a_wrong_parameter_ends_with_a_sentence(place, name, value, words):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "papermill",
+            str(ROOT / "notebooks/04_nsight_trace_analysis.ipynb"),
+            str(place / "bad.ipynb"),
+            "-p",
+            name,
+            value,
+            "-k",
+            "python3",
+        ],
+        cwd=place,
+        env=environment(place),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--set", "bogus=1"], "no such parameter"),
+        (["--only", "07"], "no notebook 07"),
+        (["--set", "monorepo=nowhere"], "nowhere"),
+        (["--only", "04", "--set", "trace=absent.sqlite"], "absent.sqlite"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(place, arguments, words):
+    done = spoc(place, *arguments, check=2)
+    assert words in done.stderr and "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def descendants(pid: int) -> list[int]:
+    """Living processes below `pid`, by /proc."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(entry.parent.name)] = int(fields[1])
+    found, layer = [], [pid]
+    while layer:
+        layer = [child for child, parent in parents.items() if parent in layer]
+        found += layer
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def stage_state(place: Path, run: str, number: str) -> str:
+    path = place / "outputs" / run / "run.json"
+    return json.loads(path.read_text())["stages"].get(number, {}).get("state", "") if path.exists() else ""
+
+
+@pytest.mark.parametrize("how", ["kill -9 of the kernel", "Ctrl-C", "kill -9 of spoc"])
+def test_an_interrupted_run_resumes_from_the_last_finished_stage(place, how):
+    run = how.replace(" ", "-").replace("-9", "9")
+    process = subprocess.Popen(
+        command(place, "--run-id", run),
+        cwd=place,
+        env=environment(place),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert wait_for(lambda: stage_state(place, run, "02") == "running" and descendants(process.pid), 120)
+    assert stage_state(place, run, "01") == "done"
+    time.sleep(3)
+    below = descendants(process.pid)
+    if how.endswith("kernel"):
+        os.kill(below[0], signal.SIGKILL)
+    elif how == "Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        os.kill(process.pid, signal.SIGKILL)
+    _, said = process.communicate(timeout=90)
+    assert process.returncode != 0
+    assert "Traceback" not in said, said
+    assert wait_for(lambda: not any(alive(pid) for pid in below), 30), "orphans are left"
+    kept = (place / "outputs" / run / "workload" / "result.json").stat().st_mtime_ns
+    done = spoc(place, "--run-id", run, "--resume", "--only", "01,02")
+    assert "01 workload modeling: done already, kept" in done.stdout
+    assert stage_state(place, run, "02") == "done"
+    assert (place / "outputs" / run / "workload" / "result.json").stat().st_mtime_ns == kept
