@@ -17,7 +17,7 @@ import time
 import gevent
 import gevent.socket
 from geventhttpclient.client import HTTPClient, HTTPClientPool
-from geventhttpclient.connectionpool import ConnectionPool
+from geventhttpclient.connectionpool import ConnectionPool, SSLConnectionPool
 
 SO_TIMESTAMPNS = 35  # Linux, asm-generic; Python's socket module does not name it
 _STAMP = struct.Struct("qq")
@@ -105,7 +105,33 @@ class IdleWatch:
                     sock.shutdown(plain_socket.SHUT_RDWR)
 
 
-class ArrivalPool(ConnectionPool):
+class Reserving:
+    """For a ConnectionPool: a user may open its connection shortly before it sends, so that the making of a connection
+    is no part of its time to first token."""
+
+    def reserve(self) -> None:
+        """Take a connection for the current greenlet's next request. A failure is left to that request to meet."""
+        with contextlib.suppress(OSError):
+            self._reserved()[gevent.getcurrent()] = super().get_socket()
+
+    def get_socket(self) -> gevent.socket.socket:
+        sock = self._reserved().pop(gevent.getcurrent(), None)
+        if sock is None:
+            return super().get_socket()
+        if self._is_socket_alive(sock):
+            return sock
+        self.release_socket(sock)
+        return super().get_socket()
+
+    def _reserved(self) -> dict[object, gevent.socket.socket]:
+        return self.__dict__.setdefault("_reservations", {})
+
+
+class TlsPool(Reserving, SSLConnectionPool):
+    """TLS connections, made ahead; their stamps are the client's own."""
+
+
+class ArrivalPool(Reserving, ConnectionPool):
     """Connections of `ArrivalSocket`s; one idle for longer than `IDLE_LIMIT_S` is not used again."""
 
     def _create_tcp_socket(self, family: int, socktype: int, protocol: int) -> ArrivalSocket:
@@ -136,13 +162,23 @@ class ArrivalPool(ConnectionPool):
 
 
 class ArrivalClientPool(HTTPClientPool):
-    """geventhttpclient's pool of clients, with connections that know arrivals (plain HTTP only)."""
+    """geventhttpclient's pool of clients, with connections made ahead and, on plain HTTP, stamped by the kernel."""
 
     def get_client(self, url: object) -> HTTPClient:
         client = super().get_client(url)
         old = client._connection_pool
-        if not client.ssl and not isinstance(old, ArrivalPool):
-            client._connection_pool = ArrivalPool(
-                old._connection_host, old._connection_port, old._request_host, old._request_port, size=old.size,
-                network_timeout=old.network_timeout, connection_timeout=old.connection_timeout)
+        if not isinstance(old, Reserving):
+            common = {"size": old.size, "network_timeout": old.network_timeout,
+                      "connection_timeout": old.connection_timeout}
+            where = (old._connection_host, old._connection_port, old._request_host, old._request_port)
+            if client.ssl:
+                context = old.ssl_context
+                client._connection_pool = TlsPool(*where, insecure=old.insecure, ssl_options=old.ssl_options,
+                                                  ssl_context_factory=lambda **_: context, **common)
+            else:
+                client._connection_pool = ArrivalPool(*where, **common)
         return client
+
+    def reserve(self, url: str) -> None:
+        """Open a connection to `url`'s server for the current greenlet's next request."""
+        self.get_client(url)._connection_pool.reserve()

@@ -22,6 +22,8 @@ from spoc_lib.workload.template import overhead_tokens
 #: a closed loop into a flood.
 FAILURE_PAUSE_S = 1.0
 FAILURE_PAUSE_MAX_S = 15.0
+#: Connections are ready so long before the request.
+CONNECT_AHEAD_S = 0.05
 #: The same turn is asked again after 429/503 with Retry-After, at most so often.
 ASK_AGAIN = 5
 RETRY_AFTER_MAX_S = 60.0
@@ -102,7 +104,7 @@ class ScriptedUser(FastHttpUser):
             started = True
             while True:
                 intended_s = ready_s + self.player.next.turn.think_time_s
-                rung.wait_until(intended_s)
+                self._think(intended_s)
                 ready_s = self._turn(intended_s)
         except gevent.GreenletExit:
             raise
@@ -113,6 +115,13 @@ class ScriptedUser(FastHttpUser):
             raise StopUser() from error
         finally:
             rung.live -= started
+
+    def _think(self, until_s: float) -> None:
+        """Wait; after a long thought the connection is opened anew, just ahead of the request."""
+        if until_s - time.monotonic() > 2 * CONNECT_AHEAD_S:
+            self.rung.wait_until(until_s - CONNECT_AHEAD_S)
+            self.client_pool.reserve(self.rung.url)
+        self.rung.wait_until(until_s)
 
     def _turn(self, intended_s: float) -> float:
         """Send the prepared turn and prepare the one after it; returns when the next think time starts."""
@@ -126,7 +135,7 @@ class ScriptedUser(FastHttpUser):
         while result.retry_after_s is not None and result.status in (429, 503) and asked < ASK_AGAIN:
             rung.retries += 1
             intended_s = result.end_s + min(result.retry_after_s, RETRY_AFTER_MAX_S)
-            rung.wait_until(intended_s)
+            self._think(intended_s)
             result, asked = self._ask(prepared, intended_s), asked + 1
         if result.error_class is None:
             self.failures = 0
