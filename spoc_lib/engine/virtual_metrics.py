@@ -21,6 +21,8 @@ _LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30
                     480.0, 960.0, 1920.0, 7680.0, np.inf)
 _TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
                  40.0, 80.0, 160.0, 640.0, 2560.0, np.inf)
+_ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+                80.0, np.inf)
 _ITERATION_BUCKETS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, np.inf)
 #: Steps whose kernel times are asked from the step model one by one; in between, the counters interpolate.
 _ACTIVITY_SAMPLES = 1500
@@ -81,8 +83,10 @@ def _vllm(log: RunLog, model: str, grid: np.ndarray) -> Iterator[Sample]:
     send = np.array(log.send_s, dtype=float)
     admitted = np.where(log.admit_step >= 0, np.append(steps["start_s"], np.nan)[
         np.minimum(log.admit_step, len(steps["start_s"]))], np.nan)
+    gaps, gap_ends = _token_gaps(log)
     for metric, value, when, buckets in (
         ("time_to_first_token_seconds", at.first_s - send, at.first_s, _TTFT_BUCKETS),
+        ("inter_token_latency_seconds", gaps, gap_ends, _ITL_BUCKETS),
         ("e2e_request_latency_seconds", done - send, done, _LATENCY_BUCKETS),
         ("request_queue_time_seconds", admitted - send, at.first_s, _LATENCY_BUCKETS),
         ("request_prefill_time_seconds", at.first_s - admitted, at.first_s, _LATENCY_BUCKETS),
@@ -90,6 +94,14 @@ def _vllm(log: RunLog, model: str, grid: np.ndarray) -> Iterator[Sample]:
          _ITERATION_BUCKETS),
     ):
         yield from _histogram(f"vllm:{metric}", labels, value, when, buckets, grid)
+
+
+def _token_gaps(log: RunLog) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds between consecutive tokens of a request, and when each gap ended, in order of its end."""
+    order = np.argsort(log.token_request, kind="stable")
+    request, when = log.token_request[order], log.steps["end_s"][log.token_step[order]]
+    follows = np.flatnonzero(np.diff(request) == 0) + 1
+    return when[follows] - when[follows - 1], when[follows]
 
 
 def _cumulated(when: np.ndarray, weight: np.ndarray, grid: np.ndarray) -> np.ndarray:
