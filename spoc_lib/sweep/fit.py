@@ -109,6 +109,7 @@ def cross(all_margins: list[Margins], level: float = 0.9, *, shared_noise: bool 
     """
     if not all_margins or not any(one.users.size for one in all_margins):
         return Crossing(0.0, 0.0, math.inf, level, (0.0, math.inf), None, {})
+    all_margins = [inflated(one) for one in all_margins]
     points, brackets = {}, {}
     for one in all_margins:
         points[one.name], brackets[one.name] = _point(one, _weights(one))
@@ -127,13 +128,31 @@ def draw(all_margins: list[Margins], *, shared_noise: bool = False, seed: int = 
     first at which one is missed."""
     random = np.random.default_rng(seed)
     lows, highs = [], []
-    for one in all_margins:
+    for one in map(inflated, all_margins):
         noise = random.standard_normal((REPLICATES, 1 if shared_noise else one.users.size))
         drawn = one.margin + noise * np.where(noise < 0, one.down, one.up)
         low, high = _brackets(one.users, isotonic(drawn, _weights(one)))
         lows.append(low)
         highs.append(high)
     return np.min(lows, axis=0), np.min(highs, axis=0)
+
+
+def inflated(one: Margins) -> Margins:
+    """`one` with its errors raised where rungs contradict each other by more than their errors allow.
+
+    At a cliff, which side a rung falls on depends on who its users are, and no rung's own interval knows that; rungs
+    in which more users do better than fewer show it. Within each run of rungs that the monotone fit had to pool,
+    errors grow by the Birge ratio, sqrt(chi2 / (n - 1)), where it exceeds 1.
+    """
+    if one.users.size < 2:
+        return one
+    fitted = isotonic(one.margin[None, :], _weights(one))[0]
+    pooled = np.concatenate([[0], np.cumsum(np.diff(fitted) > 1e-9)])
+    residual = (one.margin - fitted) / np.where(one.margin < fitted, one.up, one.down)
+    counts = np.bincount(pooled)
+    ratio = np.sqrt(np.bincount(pooled, weights=residual**2) / np.maximum(counts - 1, 1))
+    grown = np.where(counts > 1, np.maximum(ratio, 1.0), 1.0)[pooled]
+    return Margins(one.name, one.users, one.margin, one.down * grown, one.up * grown)
 
 
 def _weights(one: Margins) -> np.ndarray:

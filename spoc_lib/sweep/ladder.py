@@ -31,7 +31,7 @@ class Ladder:
     """The rungs of a sweep, chosen one by one.
 
     rungs: the coarse ladder, ascending users; level: of the capacity's interval; target_width: relative
-    width of the interval at which it stops; seeds: least number of rungs near the edge; shared_noise: see
+    width of the interval at which it stops; seeds: repeats of the rungs on both sides of the edge; shared_noise: see
     `fit.cross`.
     """
 
@@ -83,9 +83,8 @@ class Ladder:
         """
         low, high = found.bracket
         edge = found.users if 0 < found.users < math.inf else (low + high) / 2
-        near = verdicts[(verdicts["users"] - edge).abs() <= max(1.0, self.target_width * edge)]["rung"].nunique()
-        if (found.relative_width <= self.target_width or found.high - found.low <= 1) and near >= self.seeds:
-            return None
+        if found.relative_width <= self.target_width or found.high - found.low <= 1:
+            return self._confirm(found, verdicts, refused)
         for begin, end in self._gaps(verdicts):
             if end - begin > max(1.0, self.target_width * edge / 2):
                 users = self._between(begin, end, edge)
@@ -93,6 +92,15 @@ class Ladder:
                     return Step(users, f"the edge may lie between {begin:g} and {end:g} users")
         users = max(1, round(edge))
         return None if users in refused else Step(users, "undecided at the edge: once more, with other users")
+
+    def _confirm(self, found: Crossing, verdicts: pd.DataFrame, refused: Sequence[int]) -> Step | None:
+        """The two rungs at the edge once more with other users, `seeds` + 1 times each: where a server tips over may
+        depend on who its users are, which a single rung on either side does not show."""
+        for users, side in ((round(found.high), "upper"), (round(found.low), "lower")):
+            runs = verdicts.loc[verdicts["users"] == users, "rung"].nunique()
+            if 0 < runs <= self.seeds and users not in refused:
+                return Step(users, f"the {side} side of the edge once more, with other users")
+        return None
 
     def _gaps(self, verdicts: pd.DataFrame) -> list[tuple[float, float]]:
         """Gaps between rungs, heaviest first; those with a chance below half of the interval's tail do not count."""

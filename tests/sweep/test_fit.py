@@ -79,7 +79,7 @@ def test_margins_come_from_shares_and_survive_all_or_nothing():
     assert np.isfinite(found.margin).all() and (found.up > 0).all()
 
 
-def climb(share_of, ladder: Ladder, probes: int = 12) -> tuple[list[int], pd.DataFrame]:
+def climb(share_of, ladder: Ladder, probes: int = 10) -> tuple[list[int], pd.DataFrame]:
     tried, rows = [], pd.DataFrame(columns=["users", "samples", "rung"])
     while len(tried) < probes and (step := ladder.next(rows)) is not None:
         row = pd.DataFrame([verdict_rows(step.users, share_of(step.users), len(tried), 4000)])
@@ -92,7 +92,7 @@ def test_the_ladder_closes_in_on_the_edge():
     ladder = Ladder((25, 50, 100, 150, 200, 250, 300, 400))
     tried, rows = climb(lambda users: min(1.0, 0.05 * (users / 137) ** 6), ladder)
     found = ladder.crossing(rows)
-    assert found.low <= 137 <= found.high and found.relative_width <= 0.10 and len(tried) <= 9
+    assert found.low <= 137 <= found.high and found.relative_width <= 0.10 and len(tried) <= 10
 
 
 @pytest.mark.parametrize("edge", [7, 900])
@@ -112,3 +112,17 @@ def test_a_server_without_an_edge_ends_the_ladder_unresolved():
 def test_one_user_too_many_is_an_answer():
     tried, rows = climb(lambda users: 1.0, Ladder((10, 20)))
     assert min(tried) == 1 and Ladder((10, 20)).crossing(rows).users == 0
+
+
+def test_rungs_that_contradict_each_other_widen_the_interval():
+    """At a cliff a rung falls on either side by luck: two precise rungs at one number of users, one each way."""
+    agree = cross([made([120, 130, 135, 142], [-3, -3, -3, 3], 0.2)])
+    contradict = cross([made([120, 130, 135, 135, 142], [-3, -3, -3, 3, 3], 0.2)])
+    assert (agree.low, agree.high) == (135, 142)
+    assert contradict.low < 135 and contradict.high == 142
+
+
+def test_both_sides_of_the_edge_are_confirmed_with_other_users():
+    tried, _ = climb(lambda users: 0.001 if users <= 137 else 0.6, Ladder((25, 50, 100, 150, 200)), probes=14)
+    met, missed = max(users for users in tried if users <= 137), min(users for users in tried if users > 137)
+    assert tried.count(met) == 2 and tried.count(missed) == 2
