@@ -16,8 +16,11 @@ from spoc_lib.nsight.sources import TraceSource
 NVTX = "NVTX_EVENTS"
 _THREAD_BITS = 0xFFFFFF  # globalTid = hardware, machine, process, thread; the thread stands in the last 24 bits
 _STEP = re.compile(r"^spoc step=(\d+)\b")
-#: What vLLM's worker annotates a step with when its profiler is on: requests and their tokens by kind.
+#: What vLLM's worker annotates a step with while its profiler is on: requests and their tokens by kind …
 _VLLM_STEP = re.compile(r"^execute_(?:context|new)_(\d+)\((\d+)\)_(?:generation|cached)_(\d+)\((\d+)\)$")
+#: … or, with detailed_trace_annotation, also sums over requests: sq new tokens, sk context with them, products of both.
+_VLLM_DETAILED = re.compile(r"^execute_(\d+)_context_(\d+)\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
+                            r"_generation_(\d+)\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)$")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def step_ranges(source: TraceSource) -> list[Range]:
 
 
 def is_step(text: str) -> bool:
-    return bool(_STEP.match(text) or _VLLM_STEP.match(text))
+    return any(pattern.match(text) for pattern in (_STEP, _VLLM_STEP, _VLLM_DETAILED))
 
 
 def parse_step(text: str) -> dict:
@@ -68,6 +71,9 @@ def parse_step(text: str) -> dict:
         return {"step": None, "phase": phase_of(prefills, decodes), "tokens": prefill_tokens + decode_tokens,
                 "decodes": decodes, "prefills": prefills, "prefill_tokens": prefill_tokens,
                 "logits": prefills + decodes}
+    detailed = _VLLM_DETAILED.match(text)
+    if detailed:
+        return _detailed(*(int(g) for g in detailed.groups()))
     if not _STEP.match(text):
         raise ValueError(f"not a step: {text!r}")
     pairs = dict(part.split("=", 1) for part in text.split()[1:] if "=" in part)
@@ -77,6 +83,16 @@ def parse_step(text: str) -> dict:
             result[field] = float(pairs[field])
     result["phase"] = pairs.get("phase") or phase_of(int(result.get("prefills", 0)), int(result.get("decodes", 0)))
     return result
+
+
+def _detailed(tokens: int, prefills: int, new: int, context: int, new_new: int, new_context: int, decodes: int,
+              _decode_new: int, decode_context: int, *_squares: int) -> dict:
+    """A batch from vLLM's sums. Pairs of a causal chunk: sum of new x (before + (new + 1) / 2), and its context holds
+    the chunk itself, so that is sqsk - sqsq / 2 + sq / 2. What a sliding window leaves of them is not told."""
+    return {"step": None, "phase": phase_of(prefills, decodes), "tokens": tokens, "decodes": decodes,
+            "decode_context": decode_context, "prefills": prefills, "prefill_tokens": new,
+            "prefill_pairs": new_context - new_new / 2 + new / 2, "prefill_context": context - new,
+            "logits": prefills + decodes}
 
 
 def extent(source: TraceSource, text: str) -> tuple[int, int]:

@@ -85,7 +85,9 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
              f"--model {shlex.quote(cluster.model)} --gpu {shlex.quote(cluster.hardware.gpu)}",
              f"fewer than {gpus} GPUs with kernels mean that a rank was not captured")]
     notes = ["the engine needs /start_profile and /stop_profile, which vLLM offers from 0.13 on with "
-             "--profiler-config.profiler cuda"]
+             "--profiler-config.profiler cuda",
+             "where the engine's profiler config knows detailed_trace_annotation, set it: its step ranges then tell "
+             "the roofline what each step computed"]
     if cluster.engine.environment:
         notes.append(f"set {', '.join(cluster.engine.environment)} as the cluster file does; values are not "
                      f"repeated here")

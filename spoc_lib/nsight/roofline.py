@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from spoc_lib.config import GpuSpec, ModelSpec
@@ -69,7 +70,7 @@ def roofline(decomposition: Decomposition, model: ModelSpec, gpu: GpuSpec, batch
     share the model (default: those of the trace). InputError when neither trace nor parameters tell.
     """
     gpus = gpu_count or len(decomposition.totals())
-    measured = _measured(decomposition, batch, steps)
+    measured = _measured(decomposition, model, batch, steps)
     rows, total_steps = [], 0
     for phase, (counted, seconds, number) in measured.items():
         rows += _rows(phase, counted, seconds, number, model, gpu, gpus)
@@ -81,9 +82,9 @@ def roofline(decomposition: Decomposition, model: ModelSpec, gpu: GpuSpec, batch
 Measured = dict[str, tuple[Counter, dict[str, float], int]]
 
 
-def _measured(decomposition: Decomposition, batch: Batch | None, steps: int | None) -> Measured:
+def _measured(decomposition: Decomposition, model: ModelSpec, batch: Batch | None, steps: int | None) -> Measured:
     """{phase: (batches counted, seconds by category and idle summed over those steps on one GPU, steps)}."""
-    frame = decomposition.steps
+    frame = _with_windows(decomposition.steps, model)
     told = len(frame) > 0 and frame[["decode_context", "prefill_pairs"]].notna().all(axis=None)
     devices = len(decomposition.totals())
     if told and batch is None:
@@ -106,6 +107,18 @@ def _measured(decomposition: Decomposition, batch: Batch | None, steps: int | No
                          f"(--steps N)")
     totals = decomposition.totals().mean() / 1e9
     return {"all": (Counter({batch: steps}), totals.to_dict(), steps)}
+
+
+def _with_windows(steps: pd.DataFrame, model: ModelSpec) -> pd.DataFrame:
+    """Steps with what sliding layers attend to, where the trace does not tell it: contexts are taken to reach past the
+    window, as they do in practice."""
+    if steps.empty:
+        return steps
+    window = model.sliding_window or 0
+    decode = np.minimum(steps.decode_context.astype(float), steps.decodes.astype(float) * window)
+    pairs = np.minimum(steps.prefill_pairs.astype(float), steps.prefill_tokens.astype(float) * window)
+    return steps.assign(decode_window=steps.decode_window.astype(float).fillna(decode),
+                        prefill_window_pairs=steps.prefill_window_pairs.astype(float).fillna(pairs))
 
 
 def _roofs(works: list, hypothesis: Hypothesis, gpu: GpuSpec) -> dict[str, dict[str, float]]:

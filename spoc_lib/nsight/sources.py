@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,8 +150,8 @@ class SqliteSource:
             ordered = " ORDER BY rowid LIMIT -1 OFFSET ?" if table in self._roots else " LIMIT -1 OFFSET ?"
             cursor = self._connection.execute(f'SELECT {names} FROM "{table}"{ordered}', (skip,))
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-                yield np.array([[NULL if value is None else int(value) for value in row] for row in rows],
-                               dtype=np.int64).reshape(len(rows), len(columns)).T
+                whole = np.array([[_whole(value) for value in row] for row in rows], dtype=np.int64)
+                yield whole.reshape(len(rows), len(columns)).T
         except sqlite3.DatabaseError as error:
             raise self._damaged(error) from error
         except (TypeError, ValueError, OverflowError) as error:
@@ -159,6 +160,17 @@ class SqliteSource:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _whole(value: object) -> int:
+    """An integer, also one that a column without a type holds as a float; ValueError or TypeError for all else."""
+    if value is None:
+        return NULL
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise ValueError(value)
+        return int(value)
+    return operator.index(value)  # type: ignore[arg-type]
 
 
 class ParquetSource:

@@ -229,6 +229,18 @@ def test_big_and_awkward_tables_fall_back_to_sqlite(tmp_path):
     source.close()
 
 
+def test_times_that_are_no_integers_are_refused_not_rounded(new_trace, kernel_names):
+    trace = new_trace("""
+      CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+      CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, demangledName);""")
+    code = trace.string(kernel_names["gemm"])
+    trace.insert("CUPTI_ACTIVITY_KIND_KERNEL", start=1.0, end=5.0, deviceId=0, demangledName=code)
+    trace.database.commit()
+    assert decompose(trace.path).devices[0]["busy_ns"]["gemm"] == 4
+    trace.insert("CUPTI_ACTIVITY_KIND_KERNEL", start=5.0, end=7.5, deviceId=0, demangledName=code)
+    assert refusal(trace.done()).code == "bad-table"
+
+
 def test_no_index_and_no_lock_is_left(new_trace, kernel_names):
     trace = new_trace()
     trace.kernel(kernel_names["gemm"], 0, 100)

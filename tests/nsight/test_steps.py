@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spoc_lib.nsight import collectives, decompose
+from spoc_lib.config import load_gpu, load_model
+from spoc_lib.nsight import collectives, decompose, roofline
 
 ARGMAX = "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::ArgMaxOps<T1>>>(T3)"
 DECODE_ATTENTION = "kernel_unified_attention_3d"
@@ -62,6 +63,23 @@ def test_kernel_patterns_show_steps_and_phases(new_trace, kernel_names):
     assert result.steps.phase.tolist() == ["decode", "prefill", "mixed", "decode"]  # the first has no known start
     assert result.steps.host_gap_ns.tolist()[:2] == [102, 102]
     assert result.table.busy_ns.sum() == result.window_ns[1] - result.window_ns[0]
+
+
+def test_vllms_detailed_annotation_tells_the_whole_batch(new_trace, kernel_names):
+    """Two chunks (100 new after 0, 50 new after 200) and three decodes with contexts of 1000 each."""
+    text = (f"execute_153_context_2(sq150sk350sqsq{100**2 + 50**2}sqsk{100 * 100 + 50 * 250})"
+            f"_generation_3(sq3sk3000sqsq3sqsk3000)")
+    trace = new_trace()
+    trace.nvtx(text, 0, 100)
+    trace.launch(10, 1)
+    trace.kernel(kernel_names["moe_gemm"], 20, 900_000)
+    result = decompose(trace.done())
+    row = result.steps.iloc[0]
+    assert (row.phase, row.tokens, row.decodes, row.decode_context, row.prefills, row.prefill_tokens) == (
+        "mixed", 153, 3, 3000, 2, 150)
+    assert row.prefill_pairs == 100 * 101 / 2 + 50 * (200 + 51 / 2) and row.prefill_context == 200
+    verdict = roofline(result, load_model("gpt-oss-120b"), load_gpu("h100-sxm"), gpu_count=4)
+    assert verdict.steps == 1 and verdict.row("moe_gemm", "mixed")["w4a16_s"] > 0
 
 
 def test_no_pattern_is_said(new_trace, kernel_names):
