@@ -25,9 +25,25 @@ Scale = Annotated[float, typer.Option(help="multiplies all token sizes")]
 Monorepo = Annotated[str | None, typer.Option(metavar="DIR", help="code for prompts (default: Python's library)")]
 
 
+Rate = Annotated[float | None, typer.Option(help="open arrivals: new conversations a second (users are then arrivals)")]
+Cv = Annotated[float, typer.Option(help="burstiness of open arrivals: 1 is Poisson, above 1 bursts (gamma)")]
+Duration = Annotated[float, typer.Option(help="seconds of open arrivals")]
+
+
+def _opened(script: Any, users: int, rate_per_s: float | None, cv: float, duration_s: float) -> tuple[Any, int]:
+    """The script with open arrivals where a rate is given, and its number of users."""
+    if rate_per_s is None:
+        return script, users
+    from spoc_lib.workload.arrivals import open_script
+
+    script = open_script(script, rate_per_s, duration_s, kind="poisson" if cv == 1 else "gamma", cv=cv)
+    return script, len(script.times_s)
+
+
 @app.command()
 def build(personas: Personas = "spoc", users: Users = 300, turns: Turns = 20, seed: Seed = 1, salt: Salt = 0,
           gap_cap_s: GapCap = 60.0, start: Start = "stationary", context_limit: ContextLimit = None, scale: Scale = 1.0,
+          rate_per_s: Rate = None, cv: Cv = 1.0, duration_s: Duration = 600.0,
           output: Annotated[str | None, typer.Option("--output", "-o", help="Parquet file for the turns")] = None,
           json: JsonOption = None) -> None:
     """Build a script and list its turns.
@@ -42,6 +58,7 @@ def build(personas: Personas = "spoc", users: Users = 300, turns: Turns = 20, se
     began = time.perf_counter()
     script = build_script(personas, seed, salt=salt, gap_cap_s=gap_cap_s, start=start, context_limit=context_limit,
                           scale=scale)
+    script, users = _opened(script, users, rate_per_s, cv, duration_s)
     table = sessions_table(script, users, turns)
     if output:
         write_table(output, table, SESSIONS)
@@ -158,6 +175,7 @@ def export(personas: Personas = "spoc",
            output: Annotated[str, typer.Option("--output", "-o", help="JSON Lines file to write")] = "workload.jsonl",
            traces: Annotated[list[str] | None, typer.Option("--from", help="traces instead of personas")] = None,
            users: Users = 10, turns: Turns = 10, seed: Seed = 1, salt: Salt = 0, gap_cap_s: GapCap = 60.0,
+           rate_per_s: Rate = None, cv: Cv = 1.0, duration_s: Duration = 600.0,
            start: Start = "cold", context_limit: ContextLimit = None, scale: Scale = 1.0, monorepo: Monorepo = None,
            json: JsonOption = None) -> None:
     """Write the workload in a peer's format, so that anyone can check it with their own tool.
@@ -178,6 +196,7 @@ def export(personas: Personas = "spoc",
     else:
         script = build_script(personas, seed, salt=salt, gap_cap_s=gap_cap_s, start=start, context_limit=context_limit,
                               scale=scale)
+    script, users = _opened(script, users, rate_per_s, cv, duration_s)
     extra = () if form == "mooncake" else (Corpus.from_directory(monorepo),)
     count = 0
     with replacing(output) as temporary, open(temporary, "wb") as handle:

@@ -15,8 +15,8 @@ import numpy as np
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload.build import Script
 from spoc_lib.workload.identity import generator
-from spoc_lib.workload.imported import NEVER_S
-from spoc_lib.workload.script import ConversationScript, Segment, Turn, UserScript
+from spoc_lib.workload.imported import ImportedScript
+from spoc_lib.workload.script import NEVER_S, ConversationScript, Segment, Turn, UserScript
 
 
 def arrival_times(rate_per_s: float, duration_s: float, seed: int, *, kind: Literal["poisson", "gamma"] = "poisson",
@@ -77,11 +77,11 @@ class OpenScript:
         return {**getattr(self.script, "describe", dict)(), "arrivals": len(self.times_s)}
 
 
-def open_script(script: Script, rate_per_s: float, duration_s: float, *, kind: Literal["poisson", "gamma"] = "poisson",
-                cv: float = 1.0) -> OpenScript:
+def open_script(script: Script | ImportedScript, rate_per_s: float, duration_s: float, *,
+                kind: Literal["poisson", "gamma"] = "poisson", cv: float = 1.0) -> OpenScript:
     """Conversations of `script` (started cold) that arrive at a rate of `rate_per_s` conversations a second."""
     times = arrival_times(rate_per_s, duration_s, script.seed, kind=kind, cv=cv)
-    return OpenScript(replace(script, start="cold"), tuple(times.tolist()))
+    return OpenScript(script.from_the_beginning(), tuple(times.tolist()))
 
 
 class _Arrival:

@@ -97,6 +97,10 @@ class Script:
         """The same sessions with another cap on think time."""
         return replace(self, gap_cap_s=gap_cap_s)
 
+    def from_the_beginning(self) -> Script:
+        """The same script, every user starting cold."""
+        return replace(self, start="cold")
+
     def describe(self) -> dict:
         """The parameters that decide what the script is, for provenance."""
         return {"personas": self.personas.name, "seed": self.seed, "salt": self.salt, "gap_cap_s": self.gap_cap_s,

@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import special, stats
+from scipy import special
 
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.stats import percentile
 from spoc_lib.workload.build import build_script
+from spoc_lib.workload.fit_shapes import WINDOWS, families, grouped, quantiles, survived
 from spoc_lib.workload.importers import ImportResult
 from spoc_lib.workload.personas import PersonaSet
 from spoc_lib.workload.plan import MIN_APPEND_TOKENS
 from spoc_lib.workload.sessions import Session
 from spoc_lib.workload.template import MESSAGE_TOKENS
 
-POINTS = (0, *range(1, 100), 99.5, 99.9, 100)
 CHECKED = (25, 50, 75, 90)
 TOLERANCE = 0.05
 #: A prompt that shrinks below this part of the one before was compacted.
@@ -36,12 +36,8 @@ COMPACTED_RATIO = 0.7
 NEAR_LIMIT_RATIO = 0.9
 #: A step that keeps less than this part of the prompt before it, without shrinking, rewrote its history.
 REWRITTEN_RATIO = 0.95
-#: Context windows of today's models, in tokens.
-WINDOWS = (32_000, 200_000, 1_000_000)
 #: Steps of a session that load its files, and grow the prompt more than later ones.
 OPENING_TURNS = 5
-_FEWEST = 20
-_FAMILIES = ("lognormal", "gamma", "weibull", "pareto")
 
 
 @dataclass(frozen=True)
@@ -82,14 +78,14 @@ def fit(result: ImportResult, *, name: str = "fitted", source: str = "", groups:
         "name": name, "title": f"fitted to {len(sessions)} sessions",
         "source": source or f"fitted to {', '.join(result.sources)}",
         "personas": [_persona(f"G{k}", group, len(group) / len(sessions))
-                     for k, group in enumerate(_grouped(sessions, groups, windows))],
+                     for k, group in enumerate(grouped(sessions, groups, windows))],
         "geometry": _geometry(sessions),
     }
     _make_shares_whole(document["personas"])
     personas = yamlfile.parse(PersonaSet, document, "the fitted persona set")
     measured = measured_quantities(sessions)
     return Fit(personas, document, _goodness(measured, realised_quantities(personas, check_users)),
-               _families(measured), len(sessions), sum(len(session.requests) for session in sessions))
+               families(measured), len(sessions), sum(len(session.requests) for session in sessions))
 
 
 def describe(result: ImportResult) -> dict[str, Any]:
@@ -177,42 +173,6 @@ def _error(measured: float, realised: float, grain: float) -> float:
     return 0.0 if off <= grain else off / max(1e-9, abs(measured))
 
 
-def _grouped(sessions: list[Session], most: int, windows: tuple[int, ...]) -> list[list[Session]]:
-    """Groups of alike sessions: by context window, then by the size of the first prompt."""
-    edges = sorted(windows)
-    by_window: dict[int, list[Session]] = {}
-    for session in sessions:
-        longest = max(request.prompt_tokens for request in session.requests)
-        by_window.setdefault(int(np.searchsorted(edges, longest)), []).append(session)
-    few = [window for window, group in by_window.items() if len(group) < _FEWEST and len(by_window) > 1]
-    for window in few:  # too few to be a persona: to the nearest window
-        nearest = min((w for w in by_window if w != window), key=lambda w: abs(w - window))
-        by_window[nearest] += by_window.pop(window)
-    return [group for window in sorted(by_window) for group in _split(by_window[window], most)]
-
-
-def _split(sessions: list[Session], most: int) -> list[list[Session]]:
-    points = np.log([session.requests[0].prompt_tokens for session in sessions])
-    for count in range(min(most, len(sessions) // _FEWEST), 1, -1):
-        labels = _k_means(points, count)
-        if np.bincount(labels, minlength=count).min() >= _FEWEST:
-            order = np.argsort([np.median(points[labels == k]) for k in range(count)])
-            return [[s for s, label in zip(sessions, labels, strict=True) if label == k] for k in order]
-    return [sessions]
-
-
-def _k_means(points: np.ndarray, count: int) -> np.ndarray:
-    centres = np.quantile(points, (np.arange(count) + 0.5) / count)
-    labels = np.zeros(len(points), dtype=int)
-    for _ in range(100):
-        new = np.abs(points[:, None] - centres[None]).argmin(axis=1)
-        centres = np.array([points[new == k].mean() if (new == k).any() else centres[k] for k in range(count)])
-        if (new == labels).all():
-            break
-        labels = new
-    return labels
-
-
 def _persona(name: str, sessions: list[Session], share: float) -> dict[str, Any]:
     values = measured_quantities(sessions)
     growth, outputs, opening, compactions, rewrites, steps = [], [], [], [], 0, 0
@@ -233,16 +193,16 @@ def _persona(name: str, sessions: list[Session], share: float) -> dict[str, Any]
         "name": name,
         "title": f"{len(sessions)} sessions, first prompt about {percentile(values['first prompt, tokens'], 50):,.0f}",
         "share": round(share, 6),
-        "prompt_start_tokens": _quantiles(values["first prompt, tokens"]),
-        "growth_tokens": _quantiles(np.asarray(growth)),
+        "prompt_start_tokens": quantiles(values["first prompt, tokens"]),
+        "growth_tokens": quantiles(np.asarray(growth)),
         "growth_follows_output": _correlation(np.asarray(growth, dtype=float), np.asarray(outputs, dtype=float)),
-        "opening_growth_tokens": _quantiles(np.asarray(opening)) if opening else None,
+        "opening_growth_tokens": quantiles(np.asarray(opening)) if opening else None,
         "opening_turns": OPENING_TURNS if opening else 0,
-        "output_tokens": _quantiles(values["output, tokens"]),
-        "turns": _quantiles(values["requests a session"]),
+        "output_tokens": quantiles(values["output, tokens"]),
+        "turns": quantiles(values["requests a session"]),
         "steps_per_human_turn": _run_lengths(sessions),
-        "agent_gap_s": _quantiles(values["gap after a tool, s"], 9.0),
-        "human_gap_s": _quantiles(values["gap before a human turn, s"], 127.0),
+        "agent_gap_s": quantiles(values["gap after a tool, s"], 9.0),
+        "human_gap_s": quantiles(values["gap before a human turn, s"], 127.0),
         "rewrite_share": round(rewrites / max(1, steps), 5),
         "context_limit_tokens": int(longest),
         "at_context_limit": "end",
@@ -259,7 +219,7 @@ def _persona(name: str, sessions: list[Session], share: float) -> dict[str, Any]
         full = []
     if compactions:
         persona["pullback_share"] = round((len(compactions) - len(full)) / max(1, steps), 5)
-        persona["compact_to_tokens"] = _quantiles(np.asarray([after for _, after in compactions]))
+        persona["compact_to_tokens"] = quantiles(np.asarray([after for _, after in compactions]))
     return persona
 
 
@@ -276,7 +236,7 @@ def _run_lengths(sessions: list[Session]) -> Any:
             last = 0.5 if end == len(session.requests) else 0.0
             ended[end - start] += 1 - last
             cut[end - start] += last
-    return _quantiles(_survived(ended, cut))
+    return quantiles(survived(ended, cut))
 
 
 def _turns(sessions: list[Session], limit: float) -> Any:
@@ -286,50 +246,11 @@ def _turns(sessions: list[Session], limit: float) -> Any:
     cut: Counter[int] = Counter()
     for session in sessions:
         (cut if _met_limit(session, limit) else ended)[len(session.requests)] += 1
-    return _quantiles(_survived(ended, cut))
+    return quantiles(survived(ended, cut))
 
 
 def _met_limit(session: Session, limit: float) -> bool:
     return session.requests[-1].prompt_tokens >= NEAR_LIMIT_RATIO * limit
-
-
-def _survived(ended: Counter[int], cut: Counter[int]) -> np.ndarray:
-    """Lengths at 4000 even quantiles by Kaplan and Meier's estimate; `cut`: lengths that went on unseen."""
-    at_risk, survival, lengths, reached = sum(ended.values()) + sum(cut.values()), 1.0, [], []
-    for length in sorted({*ended, *cut}):
-        survival *= 1 - ended[length] / at_risk
-        at_risk -= ended[length] + cut[length]
-        lengths.append(length)
-        reached.append(1 - survival)
-    index = np.minimum(np.searchsorted(reached, (np.arange(4000) + 0.5) / 4000), len(lengths) - 1)
-    return np.asarray(lengths, dtype=float)[index]
-
-
-def _quantiles(values: np.ndarray, default: float = 1.0, points: tuple[float, ...] = POINTS) -> Any:
-    """A `quantiles` distribution of the values; a plain number where there is none or only one value."""
-    values = np.asarray(values, dtype=float)
-    if not len(values):
-        return default
-    if values.min() == values.max():
-        return float(values[0])
-    table = [(q, float(np.percentile(values, q))) for q in points]
-    return {"distribution": "quantiles",
-            "points": {q: round(v, 2) if v < 1000 else round(v) for q, v in _simplified(table)}}
-
-
-def _simplified(table: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The fewest of the points from which the others follow within 2 % (recursive end-point fit, logarithms)."""
-    (first, low), (last, high) = table[0], table[-1]
-    worst, at = 0.02, 0
-    for k, (q, value) in enumerate(table[1:-1], 1):
-        part = (q - first) / (last - first)
-        drawn = math.exp((1 - part) * math.log(low) + part * math.log(high)) if low > 0 else low + part * (high - low)
-        error = abs(drawn - value) / max(1e-9, value)
-        if error > worst:
-            worst, at = error, k
-    if not at:
-        return [table[0], table[-1]]
-    return _simplified(table[: at + 1])[:-1] + _simplified(table[at:])
 
 
 def _correlation(growth: np.ndarray, output: np.ndarray) -> float:
@@ -360,7 +281,7 @@ def _geometry(sessions: list[Session]) -> dict[str, Any]:
     level = {"count": 1, "zipf": 0.0, "tokens": 1}
     return {
         "organisation_tokens": int(root),
-        "repositories": {"count": 12 if system else 1, "zipf": 1.0, "tokens": _quantiles(np.asarray(system))},
+        "repositories": {"count": 12 if system else 1, "zipf": 1.0, "tokens": quantiles(np.asarray(system))},
         "directories": level, "files": level,
         "depth": {"organisation": 0.0 if system else 1.0, "repository": 1.0 if system else 0.0},
         "max_shared_ratio": 0.95,
@@ -369,36 +290,3 @@ def _geometry(sessions: list[Session]) -> dict[str, Any]:
 
 def _make_shares_whole(personas: list[dict[str, Any]]) -> None:
     personas[-1]["share"] = round(1 - sum(persona["share"] for persona in personas[:-1]), 6)
-
-
-def _families(measured: dict[str, np.ndarray]) -> pd.DataFrame:
-    """Parametric families fitted by maximum likelihood to the positive values, and their distance from them."""
-    rows = []
-    for name, values in measured.items():
-        positive = values[values > 0]
-        if len(positive) < 20 or positive.min() == positive.max():
-            continue
-        sample = np.sort(positive)[np.linspace(0, len(positive) - 1, min(len(positive), 4000)).astype(int)]
-        for family in _FAMILIES:
-            parameters, cumulative = _fit_family(family, sample)
-            at = cumulative(sample)
-            steps = np.arange(len(sample)) / len(sample)
-            distance = float(max(np.max(at - steps), np.max(steps + 1 / len(sample) - at)))
-            rows.append({"quantity": name, "family": family, "distance": distance, **parameters})
-    return pd.DataFrame(rows)
-
-
-def _fit_family(family: str, x: np.ndarray):
-    """({parameter: value}, cumulative function) in the terms of `distributions`."""
-    if family == "lognormal":
-        mean, sigma = float(np.log(x).mean()), float(np.log(x).std())
-        return {"median": math.exp(mean), "sigma": sigma}, lambda v: special.ndtr((np.log(v) - mean) / sigma)
-    if family == "gamma":
-        shape, _, scale = stats.gamma.fit(x, floc=0)
-        return {"mean_value": shape * scale, "shape": shape}, lambda v: special.gammainc(shape, v / scale)
-    if family == "weibull":
-        shape, _, scale = stats.weibull_min.fit(x, floc=0)
-        return {"scale": scale, "shape": shape}, lambda v: -np.expm1(-((v / scale) ** shape))
-    low = float(x.min())
-    alpha = len(x) / float(np.log(x / low).sum())
-    return {"scale": low, "alpha": alpha}, lambda v: 1 - (low / v) ** alpha

@@ -128,10 +128,11 @@ def table(frame: pd.DataFrame, first: int) -> tuple[list[Session], list]:
     Columns: cid, k, inp, out, lcp, and where present agent, depth, t, api, think, itypes, nblk. Blocks have 64 tokens.
     """
     block = 64
-    agents = frame["agent"] if "agent" in frame else pd.Series("main", index=frame.index)
-    sessions, skipped = [], []
+    agents = frame["agent"].fillna("main") if "agent" in frame else pd.Series("main", index=frame.index)
+    sessions: list[Session] = []
+    skipped = [(f"row {at}", "'cid' is missing") for at in frame.index[frame["cid"].isna()]]
     for (cid, agent), rows in frame.groupby([frame["cid"], agents], sort=False):
-        rows = rows.sort_values("k")
+        rows = rows.sort_values("k", key=lambda k: pd.to_numeric(k, errors="coerce"))
         name = str(cid) if agent == "main" else f"{cid}/{str(agent).removeprefix('main/')}"
         requests = []
         for row in rows.to_dict("records"):

@@ -54,7 +54,8 @@ def is_trajectory(record: Any) -> bool:
 def trajectory(record: dict, name: str, at: int, tokenizer: Tokenizer) -> Session:
     """A session from a SWE-agent trajectory: its `history`, or its steps where there is no history."""
     history = find_messages(record.get("history"))
-    steps = [step for step in record.get("trajectory") or [] if isinstance(step, dict)]
+    steps = record.get("trajectory")
+    steps = [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
     if history is None:
         history = []
         for step in steps:
@@ -126,7 +127,7 @@ def _text(message: dict) -> str:
     else:
         raise Reject("a message's content is neither text nor a list of parts")
     calls = message.get("tool_calls")
-    if calls is not None and len(calls):
+    if isinstance(calls, (list, dict)) and calls:
         parts.append(orjson.dumps(calls, default=str).decode())
     return "\n".join(part for part in parts if part)
 

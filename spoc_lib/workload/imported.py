@@ -23,8 +23,6 @@ from spoc_lib.workload.template import overhead_tokens
 
 #: A prompt that keeps all but this much of the one before is taken to only append.
 _APPEND_SLACK_TOKENS = 1024
-#: A pause after which nothing is sent any more (open timing: the session is over).
-NEVER_S = 1e9
 
 
 class ImportedScript:
@@ -70,6 +68,11 @@ class ImportedScript:
     def with_gap_cap(self, gap_cap_s: float) -> ImportedScript:
         """The same sessions with another cap on think time."""
         return ImportedScript(self.sessions, self.seed, self.salt, gap_cap_s, self.context_limit, self.start,
+                              self.timing)
+
+    def from_the_beginning(self) -> ImportedScript:
+        """The same script, every user starting cold."""
+        return ImportedScript(self.sessions, self.seed, self.salt, self.gap_cap_s, self.context_limit, "cold",
                               self.timing)
 
     def describe(self) -> dict:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from spoc_lib.workload.geometry import SHARED_LAYERS
 from spoc_lib.workload.identity import mix
-from spoc_lib.workload.imported import NEVER_S, ImportedScript, appends, cut, text_segment
+from spoc_lib.workload.imported import ImportedScript, appends, cut, text_segment
 from spoc_lib.workload.plan import MIN_APPEND_TOKENS, MIN_SESSION_TOKENS
-from spoc_lib.workload.script import Kind, Segment, Turn
+from spoc_lib.workload.script import NEVER_S, Kind, Segment, Turn
 from spoc_lib.workload.sessions import Request
 from spoc_lib.workload.template import overhead_tokens
 

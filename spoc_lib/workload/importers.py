@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -299,11 +298,3 @@ def _first_line(error: Exception) -> str:
 
 def _ratio(part: int, whole: int) -> float | None:
     return min(1.0, part / whole) if whole > 0 else None
-
-
-def table_of(result: ImportResult) -> pd.DataFrame:
-    """A row a request of the main sessions: session, k, prompt, output, kept and own tokens, gap, service, human."""
-    rows = [(s.name, k, r.prompt_tokens, r.output_tokens, r.kept_tokens, r.own_tokens, r.gap_s, r.service_s, r.human)
-            for s in result.main_sessions for k, r in enumerate(s.requests)]
-    return pd.DataFrame(rows, columns=["session", "k", "prompt_tokens", "output_tokens", "kept_tokens", "own_tokens",
-                                       "gap_s", "service_s", "human"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from spoc_lib.core.schemas import SESSIONS
-from spoc_lib.workload.script import ConversationScript, Turn
+from spoc_lib.workload.script import NEVER_S, ConversationScript, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,14 @@ class Played:
 
 
 def play(script: ConversationScript, users: int, turns: int, pace: Pace | None = None) -> Iterator[Played]:
-    """The first `turns` turns of each of the first `users` users, user by user."""
+    """The first `turns` turns of each of the first `users` users, user by user; fewer of a user who is done."""
     pace = pace or Pace()
     for user in script.users(users):
         time_s, history = 0.0, 0
         for _ in range(turns):
             turn = user.next(history)
+            if turn.think_time_s >= NEVER_S:
+                break
             time_s += turn.think_time_s
             yield Played(time_s, turn)
             time_s += pace.service_s(turn.output_tokens)

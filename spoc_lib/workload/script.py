@@ -15,6 +15,10 @@ Layer = Literal["organisation", "repository", "directory", "files", "session", "
 Kind = Literal["start", "agent", "human"]
 
 
+#: Think time of a turn that is never due: the user is done (open arrivals, replay by timestamp).
+NEVER_S = 1e9
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A run of prompt text with an identity.

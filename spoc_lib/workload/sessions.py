@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 Owner = tuple[int, int]
@@ -90,10 +89,3 @@ def shared_blocks(one: list[int], other: list[int]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle)
     return low + (one[low] == other[low]) if low < shortest else low
-
-
-def steps(sessions: list[Session]) -> Iterator[tuple[Session, Request, Request]]:
-    """(session, earlier, later) for all pairs of consecutive requests."""
-    for session in sessions:
-        for earlier, later in zip(session.requests, session.requests[1:], strict=False):
-            yield session, earlier, later

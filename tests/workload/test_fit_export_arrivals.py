@@ -149,6 +149,16 @@ def test_open_script_plays_each_conversation_once():
     assert script.user(len(script.times_s)).next(0).think_time_s >= 1e9
 
 
+def test_open_arrivals_reach_the_exported_timestamps():
+    script = open_script(build_script("tiny", 1), 3.0, 60.0)
+    lines = list(exports.mooncake(script, len(script.times_s), 50))
+    firsts = {}
+    for line in lines:
+        firsts.setdefault(line["session_id"], line["timestamp"])
+    assert sorted(firsts.values()) == [round(1000 * at) for at in script.times_s]
+    assert max(line["timestamp"] for line in lines) < 10**7  # nobody is never due
+
+
 def test_replay_by_timestamp(tmp_path):
     rows = [{"timestamp": 1000 * k, "input_length": 600, "output_length": 5, "hash_ids": [2 * k, 2 * k + 1]}
             for k in range(4)]

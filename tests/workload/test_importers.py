@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload import build_script, load_personas, template
@@ -160,6 +162,39 @@ def test_swe_agent_trajectory(tmp_path):
     assert [r.human for r in whole.all_sessions[0].requests] == [True, False]
 
 
+JUNK = st.one_of(st.none(), st.booleans(), st.integers(-10**20, 10**20), st.floats(), st.text(max_size=4), st.just([]),
+                 st.just({}), st.just([None]), st.just([{}]), st.just({"role": 5}), st.lists(st.integers(), max_size=3))
+
+
+def spoil(value, path, junk):
+    """`value` with `junk` at a place that `path` leads to."""
+    if not path or not isinstance(value, (dict, list)) or not value:
+        return junk
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    chosen = keys[path[0] % len(keys)]
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[chosen] = spoil(value[chosen], path[1:], junk)
+    return copy
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(which=st.integers(0, 3), path=st.lists(st.integers(0, 50), min_size=1, max_size=4), junk=JUNK)
+def test_spoiled_records_never_break_the_import(tmp_path, which, path, junk):
+    """Whatever stands in a record: sessions and reasons come out, or one sentence; and what comes out can be played."""
+    whole = [kv_session([kv_request(0, 640, list(range(10))), kv_request(9, 704, list(range(11)))]),
+             {"messages": MESSAGES}, {"timestamp": 5, "input_length": 900, "output_length": 9, "hash_ids": [1, 2]},
+             {"history": MESSAGES, "trajectory": [{"action": "ls", "execution_time": 0.1}] * 2}][which]
+    file = tmp_path / "x.jsonl"
+    file.write_text(json.dumps(spoil(whole, path, junk)) + "\n")
+    try:
+        result = import_path(file)
+    except InputError:
+        return
+    assert result.turns >= 1
+    for item in play(result.script(context_limit=4096), 2, 4):
+        assert item.turn.prompt_tokens + item.turn.output_tokens <= 4096
+
+
 def test_recorded_text_is_what_is_sent(tmp_path):
     result = import_path(write(tmp_path / "x.json", MESSAGES))
     script = result.script()
@@ -228,6 +263,18 @@ def test_played_sessions_keep_lengths_and_sharing(shared):
     # replies stay reusable when played, so reuse is a little above what prompts alone could share
     assert result.own_history_reuse <= own.sum() / later + 0.005
     assert own.sum() / later < result.own_history_reuse + 0.03
+
+
+def test_broken_rows_of_a_table_are_skipped(tmp_path):
+    frame = pd.DataFrame({"cid": ["a", "a", "a", None, "b"], "agent": ["main"] * 4 + [None], "k": [0, 1, 2, 0, 0],
+                          "t": [0.0, 5.0, -1.0, 0.0, 0.0], "inp": [640, 704, 768, 640, 640], "out": [5.0] * 5,
+                          "lcp": [0, 10, 11, 0, 0], "think": [0.0, 2.0, 2.0, 0.0, float("nan")]})
+    frame.to_parquet(tmp_path / "requests.parquet")
+    result = import_path(tmp_path / "requests.parquet")
+    assert (result.sessions, result.turns) == (2, 3)
+    assert {"'cid' is missing", "'t' is -1, below 0: a negative time or length cannot be played"} == {
+        reason for _, reason in result.skipped}
+    assert result.own_history_reuse == pytest.approx(640 / 704)
 
 
 def test_recorded_users_are_found_in_mid_session(shared):

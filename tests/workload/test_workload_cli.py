@@ -35,6 +35,14 @@ def test_build_and_export(spoc, tmp_path):
     assert {"sessions", "turns", "tokens", "skipped", "own_history_reuse"} <= set(back) and back["turns"] == 9
 
 
+def test_open_arrivals(spoc, tmp_path):
+    out = spoc("export", "tiny", "--rate-per-s", 2, "--cv", 3, "--duration-s", 30, "-o", tmp_path / "m.jsonl",
+               "--json", "-")
+    assert out.returncode == 0, out.stderr
+    assert json.loads(out.stdout)["arrivals"] == json.loads(out.stdout)["users"] > 10
+    assert spoc("build", "tiny", "--rate-per-s", 0).returncode == 2
+
+
 def test_audit(spoc, tmp_path):
     out = spoc("audit", "tiny", "--users", 60, "--json", tmp_path / "audit.json")
     assert out.returncode == 0, out.stdout + out.stderr
