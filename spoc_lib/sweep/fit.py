@@ -101,6 +101,15 @@ def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return fitted
 
 
+def monotone(users: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(users without repeats, isotonic fit there of each row of `values`): rungs of equally many users are one point,
+    at their weighted mean. `users` (rungs,) ascending, `values` (replicates, rungs)."""
+    points, index = np.unique(users, return_inverse=True)
+    total = np.bincount(index, weights=weights)
+    sums = np.stack([np.bincount(index, weights=row) for row in values * weights])
+    return points, isotonic(sums / total, total)
+
+
 def cross(all_margins: list[Margins], level: float = 0.9, *, shared_noise: bool = False, seed: int = 0) -> Crossing:
     """The largest number of users at which every SLO is met, with its interval at `level`.
 
@@ -131,7 +140,7 @@ def draw(all_margins: list[Margins], *, shared_noise: bool = False, seed: int = 
     for one in map(inflated, all_margins):
         noise = random.standard_normal((REPLICATES, 1 if shared_noise else one.users.size))
         drawn = one.margin + noise * np.where(noise < 0, one.down, one.up)
-        low, high = _brackets(one.users, isotonic(drawn, _weights(one)))
+        low, high = _brackets(*monotone(one.users, drawn, _weights(one)))
         lows.append(low)
         highs.append(high)
     return np.min(lows, axis=0), np.min(highs, axis=0)
@@ -146,7 +155,8 @@ def inflated(one: Margins) -> Margins:
     """
     if one.users.size < 2:
         return one
-    fitted = isotonic(one.margin[None, :], _weights(one))[0]
+    users, curve = monotone(one.users, one.margin[None, :], _weights(one))
+    fitted = curve[0][np.searchsorted(users, one.users)]
     pooled = np.concatenate([[0], np.cumsum(np.diff(fitted) > 1e-9)])
     residual = (one.margin - fitted) / np.where(one.margin < fitted, one.up, one.down)
     counts = np.bincount(pooled)
@@ -163,8 +173,8 @@ def _point(one: Margins, weights: np.ndarray) -> tuple[float, tuple[float, float
     """(crossing of the fit, neighbouring rungs): linear between them where the margin climbs gently. At a
     cliff, where it climbs by more than `CLIFF`, a straight line means nothing and the lower rung is the
     answer."""
-    fitted = isotonic(one.margin[None, :], weights)
-    low, high = _brackets(one.users, fitted)
+    users, fitted = monotone(one.users, one.margin[None, :], weights)
+    low, high = _brackets(users, fitted)
     bracket = float(low[0]), float(high[0])
     if not math.isfinite(bracket[1]):
         return math.inf, bracket
