@@ -78,19 +78,34 @@ def _conversations(table: Any) -> int:
 @app.command()
 def audit(personas: Personas = "spoc", users: Users = 300, turns: Turns = 20, seed: Seed = 1, salt: Salt = 0,
           gap_cap_s: GapCap = 60.0, start: Start = "stationary", context_limit: ContextLimit = None, scale: Scale = 1.0,
-          monorepo: Monorepo = None, json: JsonOption = None) -> None:
+          monorepo: Monorepo = None,
+          base_url: Annotated[str | None, typer.Option(help="count with this server's tokenizer and template")] = None,
+          model: Annotated[str, typer.Option(help="the model's name on that server")] = "",
+          api_key_env: Annotated[str | None, typer.Option(help="environment variable that holds the API key")] = None,
+          json: JsonOption = None) -> None:
     """Compare what a script asks for with what its personas intend; exit status 1 when a gate fails.
 
     Example: spoc workload audit spoc --users 300 --turns 20 --json audit.json
     """
+    import os
+
     from spoc_lib.workload import build_script, load_personas
     from spoc_lib.workload.audit import audit as run
     from spoc_lib.workload.corpus import Corpus
+    from spoc_lib.workload.target import measure_target
+    from spoc_lib.workload.template import TEMPLATE_OVERHEAD
 
     loaded = load_personas(personas)
+    overhead = TEMPLATE_OVERHEAD
+    if base_url:
+        key = os.environ.get(api_key_env) if api_key_env else None
+        target = measure_target(base_url, model, monorepo, api_key=key)
+        corpus, overhead, context_limit = target.corpus, target.overhead, context_limit or target.context_limit
+    else:
+        corpus = Corpus.from_directory(monorepo)
     script = build_script(loaded, seed, salt=salt, gap_cap_s=gap_cap_s, start=start, context_limit=context_limit,
-                          scale=scale)
-    result = run(script, loaded, Corpus.from_directory(monorepo), users, turns)
+                          scale=scale, overhead=overhead)
+    result = run(script, loaded, corpus, users, turns)
     emit(result.to_dict(), json, _audit_text(result))
     if not result.passed:
         raise typer.Exit(1)

@@ -92,13 +92,16 @@ def text_gates(script: ConversationScript, corpus: Corpus, personas: PersonaSet,
         if item.turn.user not in users and len(users) < sample:
             users.append(item.turn.user)
     encode = corpus.tokenizer.encode
+    count_messages = getattr(corpus.tokenizer, "count_messages", None)  # a server's own template, where there is one
     worst, counted, firsts = 0.0, 0, []
     for number in (number for users in owner.values() for number in users):
         user, conversation = script.user(number), Conversation(corpus)
         for step in range(2):
             turn = user.next(conversation.history_tokens)
-            ids = template.encode(conversation.apply(turn), encode)
-            worst = max(worst, abs(len(ids) - turn.prompt_tokens) / turn.prompt_tokens)
+            messages = conversation.apply(turn)
+            ids = template.encode(messages, encode)
+            size = count_messages(messages) if count_messages else len(ids)
+            worst = max(worst, abs(size - turn.prompt_tokens) / turn.prompt_tokens)
             counted += 1
             if step == 0:
                 firsts.append((turn, ids))

@@ -52,6 +52,8 @@ def offline_tokenizer() -> OfflineTokenizer:
 class RemoteTokenizer:
     """The tokenizer of an OpenAI-compatible server, through `/tokenize` and `/detokenize` (as vLLM serves them).
 
+    max_model_len: the server's context limit, once it has been asked anything (None where it does not say).
+
     InputError when the server does not answer or has no `/tokenize`. One connection is kept; not for threads.
     """
 
@@ -62,11 +64,12 @@ class RemoteTokenizer:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._base_url, self._model = base_url, model
+        self.base_url, self._model = base_url, model
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self.name = f"{model}@{parts.netloc}"
+        self.max_model_len: int | None = None
 
     def encode(self, text: str) -> list[int]:
         return self._post("/tokenize", {"prompt": text, "add_special_tokens": False}, "tokens")
@@ -89,13 +92,15 @@ class RemoteTokenizer:
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise InputError("endpoint-unreachable", f"no answer from {self._base_url}{path} ({error}): is the server "
+            raise InputError("endpoint-unreachable", f"no answer from {self.base_url}{path} ({error}): is the server "
                              "up, and is base_url right?") from error
         if response.status != 200:
-            raise InputError("no-tokenizer", f"{self._base_url}{path} answered {response.status}: the server must "
+            raise InputError("no-tokenizer", f"{self.base_url}{path} answered {response.status}: the server must "
                              "offer it, or the offline tokenizer must be chosen")
         try:
-            return orjson.loads(answer)[key]
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise InputError("no-tokenizer", f"{self._base_url}{path} answered without '{key}': not a vLLM-like "
+            values = orjson.loads(answer)
+            self.max_model_len = values.get("max_model_len", self.max_model_len)
+            return values[key]
+        except (orjson.JSONDecodeError, KeyError, AttributeError) as error:
+            raise InputError("no-tokenizer", f"{self.base_url}{path} answered without '{key}': not a vLLM-like "
                              "server") from error

@@ -10,9 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.workload import build_script, template
-from spoc_lib.workload.corpus import Corpus
+from spoc_lib.workload import build_script, load_personas, template
+from spoc_lib.workload.audit import audit
 from spoc_lib.workload.messages import Conversation
+from spoc_lib.workload.target import measure_target
 from spoc_lib.workload.tokenizer import RemoteTokenizer
 
 PIECES = re.compile(r" ?[A-Za-z]{1,9}|\d| ?[^\sA-Za-z\d]{1,2}|\n+|[ \t]+(?=\S)|\s")
@@ -35,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):  # noqa: N802 (the library's name)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize" and "messages" in body:
-            answer = {"count": 3 + sum(5 + len(encode(m["content"])) for m in body["messages"])}
+            answer = {"count": 3 + sum(5 + len(encode(m["content"])) for m in body["messages"]), "max_model_len": 4096}
         elif self.path == "/tokenize":
             ids = encode(body["prompt"])
             answer = {"count": len(ids), "tokens": ids}
@@ -66,14 +67,17 @@ def test_prompts_are_exact_in_the_servers_tokens(tokenizer, tmp_path):
     (tmp_path / "a.py").write_text("def join the words of a line into one text and count them all again\n"
                                    "    return total\n"
                                    "for each user in the list we ask how many tokens this prompt has now\n" * 30)
-    corpus = Corpus.from_directory(tmp_path, tokenizer)
-    assert corpus.summary()["tokenizer"].startswith("tiny@") and corpus.seam_error_ratio() < 0.005
-    overhead = template.measured_overhead(tokenizer.count_messages, tokenizer.count)
-    assert overhead == template.Overhead(3, 5)
-    for user in build_script("tiny", 1, overhead=overhead).users(6):
+    target = measure_target(tokenizer.base_url, "tiny", tmp_path)
+    assert target.corpus.summary()["tokenizer"].startswith("tiny@") and target.corpus.seam_error_ratio() < 0.005
+    assert (target.overhead, target.context_limit) == (template.Overhead(3, 5), 4096)
+    loaded = load_personas("tiny")
+    script = build_script(loaded, 1, overhead=target.overhead, context_limit=target.context_limit)
+    for user in script.users(6):
         turn = user.next(0)
-        messages = Conversation(corpus).apply(turn)
+        messages = Conversation(target.corpus).apply(turn)
         assert tokenizer.count_messages(messages) == pytest.approx(turn.prompt_tokens, rel=0.005)
+    gates = {gate.name: gate for gate in audit(script, loaded, target.corpus, 20, 5, sample_users=2).gates}
+    assert gates["exact sizes"].passed and gates["common ground in the text"].passed
 
 
 def test_unreachable_server():
