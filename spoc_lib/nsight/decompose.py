@@ -184,7 +184,7 @@ def decompose_trace(trace: Trace, window: tuple[int, int], rules: RuleBook, step
             "product": trace.metadata.product, "schema": trace.metadata.schema,
             "graph_mode": trace.metadata.graph_mode, "simulated_by": trace.metadata.simulated_by,
             "utc_epoch_ns": trace.metadata.utc_epoch_ns, "gpus": len(trace.ranks), "rules": rules.file.name,
-            "steps_from": steps.source,
+            "steps_from": steps.source, "uuids": {f"{parts.pids[r]}:{r.device}": u for r, u in trace.uuids.items()},
         })
 
 

@@ -64,6 +64,7 @@ class Trace:
     activities: dict[Rank, Activity]
     names: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
+    uuids: dict[Rank, str] = field(default_factory=dict)
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -169,7 +170,19 @@ class _Reader:
             notes.append(f"{self.gathered.negative} activities end before they start; they count as having no length")
         names = self._texts(notes)
         activities = {Rank(pid, device): Activity(*columns) for pid, device, columns in self.gathered.ranks()}
-        return Trace(self.source, metadata, tuple(sorted(activities)), activities, names, notes)
+        ranks = tuple(sorted(activities))
+        return Trace(self.source, metadata, ranks, activities, names, notes, self._uuids(ranks))
+
+    def _uuids(self, ranks: tuple[Rank, ...]) -> dict[Rank, str]:
+        """The board of each rank, where the exporter maps a process's device to it."""
+        boards = {}
+        if {"id", "uuid"} <= set(self.source.columns("TARGET_INFO_GPU")):
+            boards = {i: u for i, u in self.source.rows("TARGET_INFO_GPU", ("id", "uuid")) if u}
+        if not {"gpuId", "cudaId", "pid"} <= set(self.source.columns("TARGET_INFO_CUDA_DEVICE")):
+            return {}
+        mapped = {(pid, cuda): boards.get(gpu) for gpu, cuda, pid in
+                  self.source.rows("TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid"))}
+        return {rank: uuid for rank in ranks if (uuid := mapped.get((rank.pid, rank.device)))}
 
     def _texts(self, notes: list[str]) -> tuple[str, ...]:
         ids = list(self.names.ids())
