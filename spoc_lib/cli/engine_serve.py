@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from spoc_lib.cli.output import JsonOption, emit
+
 
 def register(app: typer.Typer) -> None:
     """Add `serve` to the group."""
@@ -24,9 +26,11 @@ def serve(
     throttle: Annotated[str | None, typer.Option(help="heat one GPU, as gpu=1,at=60,factor=0.7")] = None,
     reasoning_tokens: Annotated[int, typer.Option(help="first tokens of a chat reply that are reasoning")] = 0,
     ready_file: Annotated[Path | None, typer.Option(help="JSON {base_url, dcgm_url, pid} when ready")] = None,
+    json: JsonOption = None,
 ) -> None:
     """Serve the embedded engine over HTTP as vLLM does, with /metrics and GPU counters. Needs no GPU; all times are
-    simulated and labelled so. Any engine flag follows by vLLM's name: --max-num-seqs 256.
+    simulated and labelled so. Any engine flag follows by vLLM's name: --max-num-seqs 256. Ends on Ctrl-C, and then
+    says what was served (--json).
 
     Example: spoc engine serve --cluster sim-2xh200 --port 8000 --max-num-batched-tokens 2048
     """
@@ -38,5 +42,8 @@ def serve(
 
     chosen = load_cluster(cluster)
     engine = EmbeddedEngine.from_cluster(chosen, parse_engine_arguments(context.args))
-    run(engine, ServerOptions(host, port, dcgm_port, served_model_name or chosen.engine.served_model, dev,
-                              parse_throttle(throttle), reasoning_tokens, ready_file))
+    result = run(engine, ServerOptions(
+        host, port, dcgm_port, served_model_name or chosen.engine.served_model, dev, parse_throttle(throttle),
+        reasoning_tokens, ready_file))
+    emit(result, json, f"served {sum(result['requests'].values())} requests: {result['prompt_tokens']} prompt tokens, "
+                       f"{result['cached_tokens']} of them cached, and {result['generation_tokens']} generated")

@@ -8,6 +8,7 @@ vLLM's own, `spoc:passport_info` says that everything here is simulated and by w
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from spoc_lib.engine import process_metrics
 from spoc_lib.engine.core import StepResult
@@ -242,6 +243,14 @@ class MetricsPage(StepObserver):
         self._http_coarse.child(handler=route, method=method).observe(seconds)
 
     # the page
+
+    def totals(self, realtime: RealtimeEngine) -> dict[str, Any]:
+        """What was served so far, in plain values."""
+        stats = realtime.core.stats()
+        return {"requests": {reason: int(one.value) for reason, one in self._success.items()},
+                "prompt_tokens": int(self._prompt.value), "cached_tokens": int(self._cached.value),
+                "generation_tokens": int(self._generated.value), "preemptions": stats.preemptions,
+                "clock_resets": realtime.lag_resets}
 
     def render(self, realtime: RealtimeEngine) -> bytes:
         """The page as of now."""

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -227,14 +228,27 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(engine: EmbeddedEngine, options: ServerOptions = ServerOptions()) -> None:
-    """Serve until SIGTERM or SIGINT. Prints one line with the two URLs when requests are answered."""
+def serve(engine: EmbeddedEngine, options: ServerOptions = ServerOptions()) -> dict[str, Any]:
+    """Serve until SIGTERM or SIGINT. Prints one line with the two URLs when requests are answered.
+
+    Returns what was served: base_url, dcgm_url, requests (by finish reason), prompt_tokens, cached_tokens,
+    generation_tokens, preemptions, clock_resets, passport.
+    """
     api_socket = listen(options.host, options.port)
     dcgm_socket = listen(options.host, options.dcgm_port)
     sys.setswitchinterval(0.0005)  # a thread that encodes a long prompt gives way to the streams at once
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
-    asyncio.run(_serve(EmbeddedServer(engine, options), api_socket, dcgm_socket))
+    server = EmbeddedServer(engine, options)
+    urls = [_url(listener) for listener in (api_socket, dcgm_socket)]
+    asyncio.run(_serve(server, api_socket, dcgm_socket))
+    return {"base_url": urls[0], "dcgm_url": urls[1], **server.metrics.totals(server.realtime),
+            "passport": engine.passport()}
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _serve(server: EmbeddedServer, api_socket: socket.socket, dcgm_socket: socket.socket) -> None:
@@ -244,15 +258,13 @@ async def _serve(server: EmbeddedServer, api_socket: socket.socket, dcgm_socket:
     tasks = [asyncio.create_task(server.realtime.run()), asyncio.create_task(server.dcgm.run())]
     for task in tasks:
         task.add_done_callback(lambda _task: stop.set())
-    urls = []
+    urls = [_url(listener) for listener in (api_socket, dcgm_socket)]
     runners = []
     for app, listener in ((server.application(), api_socket), (server.dcgm_application(), dcgm_socket)):
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         await web.SockSite(runner, listener).start()
         runners.append(runner)
-        host, port = listener.getsockname()[:2]
-        urls.append(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
     gc.collect()
     gc.freeze()  # nothing of the start-up is garbage: keep the collector away from it
     gc.set_threshold(50_000, 20, 50)

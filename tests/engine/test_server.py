@@ -50,7 +50,8 @@ def small(tmp_path_factory):
     ready = folder / "ready.json"
     process = subprocess.Popen(
         [sys.executable, "-m", "spoc_lib", "engine", "serve", "--cluster", str(cluster_file(folder, "tiny-moe", 1)),
-         "--ready-file", str(ready), "--max-num-queued-reqs", "4", "--max-num-seqs=2", "--reasoning-tokens", "3"],
+         "--ready-file", str(ready), "--json", str(folder / "served.json"), "--max-num-queued-reqs", "4",
+         "--max-num-seqs=2", "--reasoning-tokens", "3"],
         stdout=subprocess.PIPE, text=True)
     try:
         for _ in range(600):
@@ -63,6 +64,9 @@ def small(tmp_path_factory):
         assert process.wait(10) == 0
         said = process.stdout.read()
         assert re.match(r"spoc engine: m \(simulated\) at http://127.0.0.1:\d+, GPU counters at ", said)
+        assert re.search(r"served \d+ requests: \d+ prompt tokens", said)
+        result = json.loads((folder / "served.json").read_text())
+        assert result["generation_tokens"] > 0 and result["passport"]["simulated"]
 
 
 def address(url: str) -> tuple[str, int]:
