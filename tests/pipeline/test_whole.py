@@ -255,6 +255,7 @@ def stage_state(place: Path, run: str, number: str) -> str:
 @pytest.mark.parametrize("how", ["kill -9 of the kernel", "Ctrl-C", "kill -9 of spoc"])
 def test_an_interrupted_run_resumes_from_the_last_finished_stage(place, how):
     run = how.replace(" ", "-").replace("-9", "9")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite started with & passes on an ignored SIGINT
     process = subprocess.Popen(
         command(place, "--run-id", run),
         cwd=place,
