@@ -1,9 +1,66 @@
-"""Commands of `spoc engine` that live in their own file."""
+"""`spoc engine accuracy` and `spoc engine calibrate`: the step time held to measurement, and made from it."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from typing import Annotated
+
 import typer
+
+from spoc_lib.cli.output import JsonOption, emit
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `spoc engine`."""
+    app.command()(accuracy)
+    app.command()(calibrate)
+
+
+def accuracy(
+    points: Annotated[str, typer.Argument(help="serving points: a CSV with the columns system, isl, osl, tp_size, "
+                                               "conc, ttft_ms_mean, tpot_ms and optionally backend_version")],
+    model: Annotated[str, typer.Option(help="model name or YAML file")] = "gpt-oss-120b",
+    calibration: Annotated[str | None, typer.Option(help="calibration file instead of the shipped one")] = None,
+    exact: Annotated[bool, typer.Option(help="every point on the plain core, step by step: minutes, same numbers")
+                     ] = False,
+    json: JsonOption = None,
+) -> None:
+    """Run measured serving points through the twin as they were measured; errors of TPOT and TTFT.
+
+    Example: spoc engine accuracy serving_points.csv --json -
+    """
+    from spoc_lib.engine.accuracy import accuracy as run
+
+    result = run(points, model, calibration, exact)
+    emit(result.to_dict(), json, "" if json == "-" else result.text())
+
+
+def calibrate(
+    out: Annotated[str, typer.Option(help="calibration file to write (YAML)")],
+    model: Annotated[str, typer.Option(help="model name or YAML file")] = "gpt-oss-120b",
+    points: Annotated[str | None, typer.Option(help="serving points (CSV, as for accuracy)")] = None,
+    tables: Annotated[str | None, typer.Option(help="folder of measured kernel tables (CSV)")] = None,
+    start: Annotated[str | None, typer.Option(help="calibration to start from instead of the roofline")] = None,
+    title: Annotated[str, typer.Option(help="title that goes into the file")] = "",
+    source: Annotated[list[str] | None, typer.Option(help="sentence of provenance; repeatable")] = None,
+    cross_validate: Annotated[bool, typer.Option(help="held-out errors, about five more fits")] = True,
+    json: JsonOption = None,
+) -> None:
+    """Fit the step-time model to measurement and write a calibration file with its range and its errors.
+
+    Example: spoc engine calibrate --points serving_points.csv --tables kernels/ --out my.steptime.yaml
+    """
+    from spoc_lib.engine import calibration_file
+    from spoc_lib.engine.calibrate import calibrate as fit
+
+    result = fit(model, points_path=points, tables=tables, start_path=start, title=title, sources=source or [],
+                 command=" ".join(["spoc", *map(shlex.quote, sys.argv[1:])]), cross_validate=cross_validate,
+                 progress=lambda line: print(line, file=sys.stderr))
+    path = calibration_file.save(out, result)
+    lines = [f"{path}: calibration {result.id} of {result.model}"]
+    for name, pair in (result.errors.model_dump() if result.errors else {}).items():
+        if pair:
+            lines.append(f"{name.replace('_', ' ')}: TPOT {pair['tpot_percent']} %, TTFT {pair['ttft_percent']} % over "
+                         f"{pair['points']} points")
+    emit({"file": str(path), "calibration_id": result.id, **result.model_dump()}, json, "\n".join(lines))

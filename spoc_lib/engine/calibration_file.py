@@ -48,7 +48,7 @@ class Errors(Strict):
     held_out_gpu_count: ErrorPair | None = None
     held_out_gpu: ErrorPair | None = None
     held_out_concurrency: ErrorPair | None = None
-    held_out_prompt: ErrorPair | None = None
+    held_out_lengths: ErrorPair | None = None
 
 
 class Residual(Strict):
@@ -72,8 +72,8 @@ class Calibration(Strict):
     command: str = Field(description="the command that made this file")
     sources: list[str]
     outlier_rule: str
-    range: Range
-    errors: Errors
+    range: Range | None = Field(description="null when no serving point was fitted")
+    errors: Errors | None = None
     parameters: Parameters
     residuals: list[Residual] = []
 

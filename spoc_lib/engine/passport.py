@@ -28,11 +28,11 @@ def issue(model: ModelSpec, gpu: GpuSpec, gpu_count: int, calibration: Calibrati
         "step_time": "calibrated" if calibration else "roofline",
         "calibration_id": calibration.id if calibration else "none",
         "sources": calibration.sources if calibration else [gpu.source, model.source],
-        "range": calibration.range.model_dump() if calibration else None,
-        "error": calibration.errors.model_dump() if calibration else None,
+        "range": calibration.range.model_dump() if calibration and calibration.range else None,
+        "error": calibration.errors.model_dump() if calibration and calibration.errors else None,
     }
-    passport["warnings"] = ([ROOFLINE_WARNING] if calibration is None else []) + outside(passport)
-    if calibration is not None and not calibration.range.cached_prefix:
+    passport["warnings"] = [ROOFLINE_WARNING] if calibration is None else outside(passport)
+    if passport["range"] and not passport["range"]["cached_prefix"]:
         passport["warnings"].append(PREFIX_WARNING)
     return passport
 
@@ -48,7 +48,7 @@ def outside(passport: dict, *, concurrency: float | None = None, prompt_tokens: 
     """
     limits = passport["range"]
     if limits is None:
-        found = [f"the step time of {passport['model']} on {passport['gpu']} is a roofline without measurements"]
+        found = [f"no serving measurement stands behind the step time of {passport['model']} on {passport['gpu']}"]
     else:
         found = _outside(passport, limits, concurrency, prompt_tokens, context_tokens, batched_tokens,
                          cached_tokens, kv_bits)

@@ -46,24 +46,25 @@ class StepTimeModel:
             "gap_step": p.gap_us * 1e-6,
             "gap_request": p.gap_request_us * 1e-6,
             "gap_mixed": p.gap_prefill_us * 1e-6,
-            "host_mixed": p.host_prefill_us * 1e-6,
         }
 
     def compiled(self, max_tokens: int) -> CompiledStep:
         """The same times as arrays, for steps of at most `max_tokens` tokens (see `steptime_compiled`)."""
+        if max_tokens in self._tables:
+            return self._tables[max_tokens]
         tokens = np.arange(max_tokens + 1, dtype=float)
         table = np.stack([sum(steptime_kernels.token_seconds(self.shard, tokens).values()),
                           sum(steptime_kernels.logits_seconds(self.shard, tokens).values())])
-        return CompiledStep(table, np.array([self.coefficients[name] for name in COEFFICIENTS]))
+        step = CompiledStep(table, np.array([self.coefficients[name] for name in COEFFICIENTS]))
+        self._tables[max_tokens] = step
+        return step
 
     def seconds(self, batch: Batch) -> float:
         """Time from the start of this step to the start of the next one, engine saturated, in seconds."""
         if batch.tokens == 0:
             return 0.0
         need = max(int(batch.tokens), int(batch.logits))
-        step = self._tables.get("step")
-        if step is None or step.max_tokens < need:
-            step = self._tables["step"] = self.compiled(max(need, 8192))
+        step = self.compiled(max(8192, 2 ** (need - 1).bit_length()))
         return float(step_seconds(step.table, step.coeffs, int(batch.tokens), *batch[1:9], int(batch.logits)))
 
     def components(self, batch: Batch) -> dict[str, float]:
@@ -84,12 +85,13 @@ class StepTimeModel:
         seconds["idle"] = self.seconds(batch) - sum(seconds.values())
         return seconds
 
-    def frontend_seconds(self, prompt_tokens: int, arrivals_before: float = 0.0) -> float:
-        """What TTFT holds besides the engine's steps: HTTP, tokenizer, queues between processes and back.
-        `arrivals_before`: requests that arrived at the same moment and are handled first."""
-        p = self.parameters
-        return 1e-6 * (p.frontend_us + p.frontend_token_us * prompt_tokens
-                       + p.frontend_arrival_us * arrivals_before)
+    def with_parameters(self, parameters: Parameters) -> StepTimeModel:
+        """The same shapes under other parameters (a what-if: the passport still names the calibration)."""
+        return StepTimeModel(self.model, self.gpu, self.gpu_count, parameters, self.calibration)
+
+    def frontend_seconds(self, prompt_tokens: int) -> float:
+        """What TTFT holds besides the engine's steps: HTTP, tokenizer, queues between processes and back."""
+        return 1e-6 * (self.parameters.frontend_us + self.parameters.frontend_token_us * prompt_tokens)
 
     def passport(self) -> dict:
         """Model, GPU, calibration id, range of validity, held-out error (see `passport`)."""

@@ -4,7 +4,7 @@ The formula, in the order of `COEFFICIENTS`:
 
     gpu  = table[0, tokens] + table[1, logits] + step + mixed · [prefills > 0] + decodes · … + prefill_context · …
     gap  = gap_step + gap_request · (decodes + prefills) + gap_mixed · [prefills > 0]
-    time = max(gpu + gap, host_mixed · [prefills > 0])
+    time = gpu + gap
 
 `table[0]` holds all kernels whose work depends only on the tokens of the step, `table[1]` the head and the sampler.
 """
@@ -19,12 +19,12 @@ import numpy as np
 #: Meaning of each entry of `CompiledStep.coeffs`, all in seconds (per unit of the `Batch` field where it is one).
 COEFFICIENTS = (
     "step", "mixed", "decodes", "decode_context", "decode_window", "prefill_tokens", "prefill_pairs",
-    "prefill_window_pairs", "prefill_context", "gap_step", "gap_request", "gap_mixed", "host_mixed",
+    "prefill_window_pairs", "prefill_context", "gap_step", "gap_request", "gap_mixed",
 )
 
 
 class CompiledStep(NamedTuple):
-    """`table`: float64 (2, max_tokens + 1), seconds; `coeffs`: float64 (13,), see `COEFFICIENTS`."""
+    """`table`: float64 (2, max_tokens + 1), seconds; `coeffs`: float64 (12,), see `COEFFICIENTS`."""
 
     table: np.ndarray
     coeffs: np.ndarray
@@ -48,6 +48,4 @@ def step_seconds(table, coeffs, tokens, decodes, decode_context, decode_window, 
     if prefills > 0:
         time += (coeffs[1] + coeffs[5] * prefill_tokens + coeffs[6] * prefill_pairs
                  + coeffs[7] * prefill_window_pairs + coeffs[8] * prefill_context + coeffs[11])
-        if time < coeffs[12]:
-            time = coeffs[12]
     return time

@@ -16,8 +16,8 @@ import numpy as np
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.engine.steptime_parameters import Parameters
 
-#: Rate at which the unpacking of 4-bit experts was expressed: an H100's dense BF16 peak.
-UNPACK_REFERENCE_FLOPS = 989e12
+#: The GPU that rates limited by the SMs are expressed for: an H100's dense BF16 peak.
+REFERENCE_FLOPS = 989e12
 
 #: Expert shards are padded to this many columns by the grouped GEMM.
 EXPERT_TILE = 128
@@ -52,11 +52,11 @@ class Shard:
 
 
 def smooth_max(a, b, power: float = 4.0):
-    """max(a, b) without its corner: (aᵖ + bᵖ)^(1/p); at most 19 % above the larger at p = 4."""
+    """max(a, b) without its corner: (aᵖ + bᵖ)^(1/p); at most 19 % above the larger at p = 4, 9 % at p = 8."""
     return (a**power + b**power) ** (1 / power)
 
 
-def _gemm(shard: Shard, tokens: np.ndarray, inputs: float, outputs: float) -> np.ndarray:
+def gemm_seconds(shard: Shard, tokens: np.ndarray, inputs: float, outputs: float) -> np.ndarray:
     """One dense GEMM, tokens × inputs × outputs: launch + the larger of reading weights and computing."""
     p = shard.parameters
     read = inputs * outputs * shard.dense_bytes / (shard.gpu.dram_bytes_per_s * p.gemm_read_efficiency)
@@ -66,19 +66,30 @@ def _gemm(shard: Shard, tokens: np.ndarray, inputs: float, outputs: float) -> np
 
 def _stream(shard: Shard, tokens: np.ndarray, bytes_per_token: float) -> np.ndarray:
     """One small kernel that reads and writes activations."""
-    p = shard.parameters
-    return (p.small_kernel_us * 1e-6
-            + tokens * bytes_per_token / (shard.gpu.dram_bytes_per_s * p.stream_efficiency))
+    return shard.parameters.small_kernel_us * 1e-6 + tokens * bytes_per_token / stream_rate(shard)
 
 
-def experts_hit(model: ModelSpec, tokens: np.ndarray, spread: float) -> np.ndarray:
-    """Expected experts that `tokens` tokens touch: E (1 − (1 − k/E)^(spread · n)); at least the k of one token."""
+def stream_rate(shard: Shard) -> float:
+    """Bytes a second of kernels that only move activations: held up by the SMs, at most DRAM's bandwidth."""
+    own = shard.parameters.stream_tb_per_s * 1e12 * shard.gpu.bf16_flops_per_s / REFERENCE_FLOPS
+    return 1 / smooth_max(1 / own, 1 / shard.gpu.dram_bytes_per_s, 8.0)
+
+
+def experts_hit(model: ModelSpec, tokens: np.ndarray, skew: float) -> np.ndarray:
+    """Expected experts that `tokens` tokens touch, when an expert's popularity falls with its rank r as r^-skew.
+
+    Σ_e 1 − (1 − p_e)ⁿ with Σ p_e = top_k: linear at first, then saturating at all experts, the later the
+    greater the skew. Evaluated on a grid of token counts and interpolated: the curve is smooth and concave.
+    """
     moe = model.moe
-    hit = moe.experts * (1 - (1 - moe.top_k / moe.experts) ** (spread * tokens))
-    return np.maximum(hit, np.minimum(tokens, 1) * moe.top_k)
+    share = np.arange(1, moe.experts + 1, dtype=float) ** -skew
+    chosen = np.minimum(moe.top_k * share / share.sum(), 0.999)
+    grid = np.unique(np.round(np.geomspace(1, max(tokens.max(), 2), 160)))
+    hit = (1 - np.exp(np.outer(grid, np.log1p(-chosen)))).sum(axis=1)
+    return np.interp(tokens, np.concatenate([[0.0], grid]), np.concatenate([[0.0], hit]))
 
 
-def _experts(shard: Shard, tokens: np.ndarray) -> np.ndarray:
+def expert_seconds(shard: Shard, tokens: np.ndarray) -> np.ndarray:
     """A layer's expert GEMMs (up, gate, down): stored weights of the experts hit, then compute, not overlapped:
     the measured curves are their sum, since a tile waits for its weights."""
     p, model, moe = shard.parameters, shard.model, shard.model.moe
@@ -87,53 +98,58 @@ def _experts(shard: Shard, tokens: np.ndarray) -> np.ndarray:
     weights = 3 * model.hidden * columns
     read_rate = shard.gpu.dram_bytes_per_s * p.expert_read_efficiency
     if moe.weight_bits < 16:
-        unpack = p.expert_unpack_tb_per_s * 1e12 * shard.gpu.bf16_flops_per_s / UNPACK_REFERENCE_FLOPS
-        read_rate = 1 / smooth_max(1 / read_rate, 1 / unpack)
-    read = experts_hit(model, tokens, p.expert_spread) * weights * moe.weight_bits / 8 / read_rate
-    compute = 2 * tokens * moe.top_k * weights / (shard.gpu.bf16_flops_per_s * p.expert_compute_efficiency)
+        unpack = p.expert_unpack_tb_per_s * 1e12 * shard.gpu.bf16_flops_per_s / REFERENCE_FLOPS
+        read_rate = 1 / smooth_max(1 / read_rate, 1 / unpack, 8.0)
+    hit = experts_hit(model, tokens, p.expert_skew)
+    read = hit * weights * moe.weight_bits / 8 / read_rate
+    rows_each = tokens * moe.top_k / moe.experts
+    padding = hit * p.expert_padding_rows * (1 - np.exp(-((rows_each / p.expert_tile_rows) ** 2)))
+    rows = tokens * moe.top_k + padding
+    compute = 2 * rows * weights / (shard.gpu.bf16_flops_per_s * p.expert_compute_efficiency)
     return p.expert_launch_us * 1e-6 + read + compute
 
 
-def _route(shard: Shard, tokens: np.ndarray) -> np.ndarray:
+def route_seconds(shard: Shard, tokens: np.ndarray) -> np.ndarray:
     """A layer's router GEMM is dense (`gemm`); here: softmax, sort, permute and combine, the same on every GPU."""
     p, model = shard.parameters, shard.model
     moved = p.route_passes * model.moe.top_k * model.hidden * 2
-    return p.route_launch_us * 1e-6 + tokens * moved / shard.gpu.dram_bytes_per_s
+    return p.route_launch_us * 1e-6 + tokens * moved / stream_rate(shard)
 
 
-def _allreduce(shard: Shard, tokens: np.ndarray) -> np.ndarray:
-    """One all-reduce of tokens × hidden BF16 values: latency by rank, then a ring's 2 (n − 1)/n of the message."""
+def allreduce_seconds(shard: Shard, message_bytes: np.ndarray) -> np.ndarray:
+    """One all-reduce: latency by ranks, then the 2 (n − 1)/n of the message that each GPU sends."""
     p, ranks = shard.parameters, shard.gpu_count
-    message = tokens * shard.model.hidden * 2
-    latency = p.allreduce_latency_us + p.allreduce_rank_us * (math.log2(ranks) - 1)
-    return (latency * 1e-6
-            + message * 2 * (ranks - 1) / ranks / (shard.gpu.link_bytes_per_s * p.allreduce_efficiency))
+    doublings = math.log2(ranks) - 1
+    rate = shard.gpu.link_bytes_per_s * p.allreduce_efficiency * (1 + p.allreduce_efficiency_gain * doublings)
+    return ((p.allreduce_latency_us + p.allreduce_rank_us * doublings) * 1e-6
+            + message_bytes * 2 * (ranks - 1) / ranks / rate)
 
 
 def token_seconds(shard: Shard, tokens: np.ndarray) -> dict[str, np.ndarray]:
     """Seconds of all layers by kernel category, for each entry of `tokens` (float array; 0 tokens cost 0)."""
     model, layers = shard.model, shard.model.layers
     width, kv_width = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
-    gemm = (_gemm(shard, tokens, model.hidden, width + 2 * kv_width)
-            + _gemm(shard, tokens, width, model.hidden))
+    gemm = (gemm_seconds(shard, tokens, model.hidden, width + 2 * kv_width)
+            + gemm_seconds(shard, tokens, width, model.hidden))
     seconds = {
         "norm": 2 * layers * _stream(shard, tokens, 4 * model.hidden * 2),
         "rope": layers * _stream(shard, tokens, 2 * (width + kv_width) * 2),
         "kv": layers * _stream(shard, tokens, 2 * kv_width * (2 + model.kv_bits / 8)),
     }
     if model.moe:
-        seconds["moe_gemm"] = layers * _experts(shard, tokens)
-        seconds["moe_route"] = layers * _route(shard, tokens)
-        gemm = gemm + _gemm(shard, tokens, model.hidden, model.moe.experts)
+        seconds["moe_gemm"] = layers * expert_seconds(shard, tokens)
+        seconds["moe_route"] = layers * route_seconds(shard, tokens)
+        gemm = gemm + gemm_seconds(shard, tokens, model.hidden, model.moe.experts)
         act_columns = model.moe.top_k * model.moe.d_ff / shard.gpu_count
     else:
         columns = (model.d_ff or 4 * model.hidden) / shard.gpu_count
-        gemm = gemm + _gemm(shard, tokens, model.hidden, 2 * columns) + _gemm(shard, tokens, columns, model.hidden)
+        gemm = (gemm + gemm_seconds(shard, tokens, model.hidden, 2 * columns)
+                + gemm_seconds(shard, tokens, columns, model.hidden))
         act_columns = columns
     seconds["act"] = layers * _stream(shard, tokens, 3 * act_columns * 2)
     seconds["gemm"] = layers * gemm
     if shard.gpu_count > 1:
-        seconds["comm"] = 2 * layers * _allreduce(shard, tokens)
+        seconds["comm"] = 2 * layers * allreduce_seconds(shard, tokens * model.hidden * 2)
     return {name: np.where(tokens > 0, value, 0.0) for name, value in seconds.items()}
 
 
@@ -141,7 +157,7 @@ def logits_seconds(shard: Shard, logits: np.ndarray) -> dict[str, np.ndarray]:
     """Seconds of the head and the sampler for each number of sampled positions (float array; 0 costs 0)."""
     p, model = shard.parameters, shard.model
     seconds = {
-        "gemm": _gemm(shard, logits, model.hidden, model.vocabulary / shard.gpu_count),
+        "gemm": gemm_seconds(shard, logits, model.hidden, model.vocabulary / shard.gpu_count),
         "sample": p.sample_launch_us * 1e-6 + p.sample_request_us * 1e-6 * logits,
     }
     return {name: np.where(logits > 0, value, 0.0) for name, value in seconds.items()}

@@ -14,7 +14,7 @@ from spoc_lib.core.yamlfile import Strict
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
-Efficiency = Annotated[float, Field(gt=0, le=1.5)]
+Efficiency = Annotated[float, Field(gt=0, le=1)]
 
 
 class Parameters(Strict):
@@ -34,8 +34,12 @@ class Parameters(Strict):
         description="stored expert bytes unpacked to BF16 a second by a GPU of 989 TFLOP/s; scales with its rate")
     expert_compute_efficiency: Efficiency = Field(description="share of peak BF16 rate in expert GEMMs")
     expert_launch_us: NonNegative = Field(description="least time of a layer's expert kernels")
-    expert_spread: Positive = Field(
-        description="independent draws a token makes among experts, relative to top_k (1: uniform and independent)")
+    expert_padding_rows: NonNegative = Field(
+        description="rows a hit expert's last tile leaves empty, once tiles are large")
+    expert_tile_rows: Positive = Field(
+        description="rows an expert on average at which the kernel has turned from small to large tiles")
+    expert_skew: NonNegative = Field(
+        description="exponent of experts' popularity by rank (0: all equally likely)")
     route_launch_us: NonNegative = Field(description="least time of a layer's routing: softmax, sort, gather")
     route_passes: NonNegative = Field(
         description="passes over top_k × hidden BF16 values a token to permute and to combine, not sharded")
@@ -51,33 +55,48 @@ class Parameters(Strict):
     # collectives: two all-reduces a layer
     allreduce_latency_us: NonNegative = Field(description="one all-reduce of a small message among 2 GPUs")
     allreduce_rank_us: NonNegative = Field(description="added each time the number of ranks doubles")
-    allreduce_efficiency: Efficiency = Field(description="share of the link's rate, ring algorithm")
+    allreduce_efficiency: Efficiency = Field(description="share of the link's rate, 2 GPUs, large messages")
+    allreduce_efficiency_gain: NonNegative = Field(description="relative gain each time the ranks double")
     # small kernels: norms, rotary embedding, KV write, activation
     small_kernel_us: NonNegative = Field(description="least time of one small kernel")
-    stream_efficiency: Efficiency = Field(description="share of DRAM bandwidth of small kernels")
+    stream_tb_per_s: Positive = Field(
+        description="activations moved a second by small kernels on a GPU of 989 TFLOP/s, when DRAM allows it")
     # sampling and the host
     sample_launch_us: NonNegative = Field(description="sampler, a step")
     sample_request_us: NonNegative = Field(description="sampler, a sampled token")
     gap_us: NonNegative = Field(description="GPU waits for the host between two steps")
     gap_request_us: NonNegative = Field(description="added a scheduled request")
     gap_prefill_us: NonNegative = Field(description="added when the step holds a prompt chunk (no full CUDA graph)")
-    host_prefill_us: NonNegative = Field(description="least time of a step that holds a prompt chunk: launches")
+    earlier_release_gap_us: NonNegative = Field(
+        description="added to every step of vLLM releases before 0.18, and of servers of unstated release")
     # outside the engine's step: HTTP, tokenizer, queues between processes
     frontend_us: NonNegative = Field(description="a request's way to the scheduler and its first token's way back")
     frontend_token_us: NonNegative = Field(description="added a prompt token")
-    frontend_arrival_us: NonNegative = Field(description="added for each request that arrived just before")
+    client_turnaround_us: NonNegative = Field(
+        description="a benchmark client's pause between a request's end and its next request")
 
 
 #: Assumptions for what nobody measured: 80 % of bandwidth, 55 % of peak compute, launch latencies of CUDA graphs.
 ROOFLINE = Parameters(
     gemm_read_efficiency=0.8, gemm_compute_efficiency=0.6, gemm_launch_us=3.0,
-    expert_read_efficiency=0.8, expert_unpack_tb_per_s=3.0, expert_compute_efficiency=0.4,
-    expert_launch_us=25.0, expert_spread=0.9, route_launch_us=5.0, route_passes=6.0,
+    expert_read_efficiency=0.9, expert_unpack_tb_per_s=3.0, expert_compute_efficiency=0.5,
+    expert_launch_us=25.0, expert_padding_rows=36.0, expert_tile_rows=15.0,
+    expert_skew=0.4, route_launch_us=5.0, route_passes=6.0,
     attention_launch_us=10.5, attention_prefill_launch_us=4.0, decode_request_ns=2.9,
     decode_request_fixed_ns=12.0, decode_read_efficiency=0.85, prefill_token_ns=0.28,
     prefill_compute_efficiency=0.56, window_compute_efficiency=0.4,
-    allreduce_latency_us=4.5, allreduce_rank_us=0.4, allreduce_efficiency=0.5,
-    small_kernel_us=2.2, stream_efficiency=0.6,
+    allreduce_latency_us=4.5, allreduce_rank_us=0.4, allreduce_efficiency=0.32, allreduce_efficiency_gain=0.19,
+    small_kernel_us=2.2, stream_tb_per_s=2.2,
     sample_launch_us=60.0, sample_request_us=0.5, gap_us=200.0, gap_request_us=1.0, gap_prefill_us=500.0,
-    host_prefill_us=2000.0, frontend_us=4000.0, frontend_token_us=0.5, frontend_arrival_us=200.0,
+    earlier_release_gap_us=500.0, frontend_us=4000.0, frontend_token_us=0.5,
+    client_turnaround_us=2000.0,
 )
+
+
+def scaled(parameters: Parameters, factors: dict[str, float]) -> Parameters:
+    """`parameters` times `factors` by name; a share of a limit stays at most 1."""
+    changed = {}
+    for name, factor in factors.items():
+        value = getattr(parameters, name) * float(factor)
+        changed[name] = min(value, 1.0) if name.endswith("_efficiency") else value
+    return parameters.model_copy(update=changed)
