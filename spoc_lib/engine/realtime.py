@@ -28,7 +28,7 @@ from spoc_lib.engine.server_text import HashedContent, Reply
 from spoc_lib.engine.timer import Timer
 
 LAG_LIMIT_S = 1.0
-HOLD_LIMIT_S = 0.1
+HOLD_LIMIT_S = 0.25
 #: Only to foresee when a prompt in encoding is due; real code has about four characters a token.
 CHARACTERS_PER_TOKEN = 4
 
