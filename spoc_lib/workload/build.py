@@ -82,6 +82,9 @@ class Script:
         object.__setattr__(self, "_ground", Ground(self.geometry, self.seed, self.salt, self.scale))
         object.__setattr__(self, "_sequence", _Shares([p.share for p in self.personas.personas]))
 
+    def __reduce__(self):  # to worker processes go the parameters; the tree of common ground is grown again there
+        return Script, tuple(getattr(self, name) for name in self.__dataclass_fields__)
+
     def user(self, number: int) -> User:
         return User(self, self._ground, self.personas.personas[self._sequence[number]], number)
 

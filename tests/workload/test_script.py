@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -34,6 +35,13 @@ def test_identical_in_another_process():
     digests = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                               env={**os.environ, "PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
     assert len(digests) == 1
+
+
+def test_scripts_go_to_other_processes():
+    """A copy is made as for another process: from the parameters alone."""
+    script = build_script("spoc", 5, salt=2, gap_cap_s=30)
+    turns_of(script, 3, 2)
+    assert turns_of(copy.copy(script), 3, 6) == turns_of(script, 3, 6)
 
 
 def test_known_script_is_pinned():
