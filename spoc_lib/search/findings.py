@@ -32,8 +32,11 @@ def point(row: dict[str, Any]) -> str:
 def _answer(result: StudyResult) -> str:
     if result.knee is not None:
         flags = ", ".join(f"{row.flag} {row.default} -> {row.chosen}" for row in result.changed.itertuples())
-        return (f"At {result.users} users the knee is trial {result.knee_trial} ({point(result.knee)})"
-                + (f"; it changes {flags}." if flags else ", the engine's own defaults."))
+        restored = result.simplified.restored if result.simplified else []
+        return (f"At {result.users} users the knee is trial {result.knee_trial} ({point(result.chosen)})"
+                + (f"; the recommendation changes {flags}." if flags else ", the engine's own defaults.")
+                + (f" {', '.join(restored)} went back to the default: the difference was below "
+                   f"{pareto.RESOLUTION:.0%} in every objective." if restored else ""))
     if result.nearest is not None:
         return (f"No trial meets the SLOs at {result.users} users. The nearest is trial {result.nearest['trial']} "
                 f"({point(result.nearest)}), which misses them by {result.nearest['violation']:.0%} of the limits in "

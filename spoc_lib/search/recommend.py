@@ -43,7 +43,7 @@ def changed_flags(defaults: Flags, chosen: Flags) -> pd.DataFrame:
     """Columns flag, default, chosen: the flags that the knee sets otherwise than the engine would."""
     rows = [{"flag": name, "default": defaults[name], "chosen": value}
             for name, value in chosen.items() if value != defaults[name]]
-    return pd.DataFrame(rows, columns=["flag", "default", "chosen"])
+    return pd.DataFrame(rows, columns=["flag", "default", "chosen"], dtype=object)
 
 
 def effects(defaults: Mapping[str, Any] | None, chosen: Mapping[str, Any]) -> pd.DataFrame:

@@ -14,7 +14,8 @@ from spoc_lib.config import Cluster
 from spoc_lib.search import pareto, recommend
 from spoc_lib.search.confirm import Confirmation
 from spoc_lib.search.repeats import Repeats
-from spoc_lib.search.space import Flags, FlagSpace
+from spoc_lib.search.simplify import Simplified
+from spoc_lib.search.space import Flags, FlagSpace, flags_key
 
 MEASURED = ("complete", "infeasible")
 
@@ -40,6 +41,7 @@ class StudyResult:
     passport: dict[str, Any] | None = None
     probabilities: dict[int, float] = field(default_factory=dict)
     repeats: Repeats | None = None
+    simplified: Simplified | None = None
 
     @cached_property
     def front(self) -> pd.DataFrame:
@@ -89,12 +91,17 @@ class StudyResult:
 
     @property
     def chosen(self) -> dict[str, Any] | None:
-        """The knee, else the nearest."""
-        return self.knee or self.nearest
+        """The knee, else the nearest: where it was simplified, with the flags and objectives of that."""
+        row = self.knee or self.nearest
+        if row is None or self.simplified is None:
+            return row
+        return {**row, "flags": flags_key(self.simplified.flags),
+                **dict(zip(pareto.OBJECTIVES, self.simplified.values, strict=True))}
 
     @property
     def best_flags(self) -> Flags:
-        """The searched flags of the knee; without a feasible trial those of the nearest, else the defaults."""
+        """The searched flags to serve with: the knee's without the changes that change nothing; without a feasible
+        trial those of the nearest, else the defaults."""
         return dict(self.space.defaults) if self.chosen is None else orjson.loads(self.chosen["flags"])
 
     @property
@@ -165,7 +172,8 @@ class StudyResult:
             "hypervolume": float(self.trials["hypervolume"].iloc[-1]) if len(self.trials) else 0.0,
             "reference": self.reference, "importances": self.importances.to_dict("records"),
             "confirmations": self.confirmations, "space": self.space.describe(), "fixed": self.space.fixed,
-            "passport": self.passport, "findings": self.findings(),
+            "simplified": self.simplified, "probabilities": self.probabilities, "passport": self.passport,
+            "findings": self.findings(),
         }
 
 

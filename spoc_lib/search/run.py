@@ -24,6 +24,7 @@ from spoc_lib.search.importance import importances
 from spoc_lib.search.real import HttpEvaluator
 from spoc_lib.search.repeats import repeat_front
 from spoc_lib.search.result import MEASURED, StudyResult
+from spoc_lib.search.simplify import simplify
 from spoc_lib.search.space import FlagSpace, build_space, digest
 from spoc_lib.search.storage import storage_from_environment
 from spoc_lib.search.study import Progress, SearchStudy
@@ -151,6 +152,10 @@ def _search_twin(cluster: Cluster, profile: Profile, space: FlagSpace, script_fa
     reference = pareto.reference_point(cluster.slos)
     study.run(settings["trials"], progress=throttled(study, reference, progress))
     result = assemble(study, cluster, reference, passport=twin.engine(space.defaults).passport())
+    if result.knee is not None:
+        values = tuple(float(result.knee[name]) for name in pareto.OBJECTIVES)
+        plainer = simplify(space, result.best_flags, values, twin, folder / "simplified")
+        result = replace(result, simplified=plainer if plainer.restored else None)
     if profile.seeds > 1:
         result = _with_repeats(result, twin, folder / "repeats", profile.seeds, progress)
     if settings["confirm"]:
@@ -201,7 +206,8 @@ def _confirmations(result: StudyResult, profile: Profile, space: FlagSpace, scri
     chosen, defaults = (None if row is None else int(row["trial"]) for row in (result.chosen, result.defaults))
     rows = result.trials.set_index("trial")
     return [
-        confirming.confirm(role, number, orjson.loads(rows.loc[number, "flags"]), http, twin,
+        confirming.confirm(role, number, result.best_flags if number == chosen else
+                           orjson.loads(rows.loc[number, "flags"]), http, twin,
                            folder / "confirmations" / f"{number:04d}", progress)
         for role, number in confirming.finalists(result.trials, chosen, defaults, profile.search_finalists)
     ]

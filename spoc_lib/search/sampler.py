@@ -41,7 +41,7 @@ class SlotSampler(NSGAIISampler):
 
     def _start(self, slot: int) -> None:
         breeding, drawing, mutating = np.random.SeedSequence([self._seed, slot]).generate_state(3)
-        self._breeder = NSGAIISampler(seed=int(breeding), population_size=self.population_size)
+        self._breeder = _Breeder(seed=int(breeding), population_size=self.population_size)
         # A stream of its own: with one seed for both, a mutated value would repeat the crossover's first draw.
         self._drawer = RandomSampler(seed=int(drawing))
         self._mutation = np.random.default_rng(int(mutating))
@@ -69,6 +69,14 @@ class SlotSampler(NSGAIISampler):
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
                            param_distribution: BaseDistribution) -> Any:
         return self._drawer.sample_independent(study, trial, param_name, param_distribution)
+
+
+class _Breeder(NSGAIISampler):
+    """Parents in the order of their numbers: Optuna hands them to the first child of a generation in the order of
+    selection and to the others by number, so a first child that is made again would have other parents."""
+
+    def select_parent(self, study: optuna.Study, generation: int) -> list[FrozenTrial]:
+        return sorted(super().select_parent(study, generation), key=lambda trial: trial.number)
 
 
 def interrupted(trial: FrozenTrial) -> bool:

@@ -37,7 +37,7 @@ class FormulaEvaluator:
         chunk = min(budget, flags["long_prefill_token_threshold"] or budget)
         cached = flags["enable_prefix_caching"]
         if flags["gpu_memory_utilization"] > 0.93 and budget > 20000:
-            raise TrialFailure("out-of-memory-under-load", "CUDA out of memory")
+            raise TrialFailure("out-of-memory", "CUDA out of memory")
         itl = (0.004 + 4e-5 * slots + 2e-6 * chunk * (0.5 if cached else 1.0)) * self.slowdown
         ttft = (0.3 + 2000 / chunk + 0.05 * (self.users - slots) + (0 if cached else 6)) * self.slowdown
         rate = 3000 / (1 + ttft / 10 + 10 * itl)

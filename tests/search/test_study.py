@@ -99,7 +99,7 @@ def test_a_failed_trial_has_a_class_and_no_number(tmp_path):
     study.run(3)
     table = trials_table(study.trials(), REFERENCE)
     assert table["state"].tolist() == ["complete", "failed", "duplicate"]
-    assert table["failure_class"].tolist()[1:] == ["out-of-memory-under-load"] * 2
+    assert table["failure_class"].tolist()[1:] == ["out-of-memory"] * 2
     assert table.iloc[1][list(pareto.OBJECTIVES)].isna().all() and not table.iloc[1]["on_front"]
     assert (tmp_path / table.iloc[1]["evidence"] / "verdict.json").is_file()
     assert len(study.evaluator.evaluated) == 2  # a known failure is not paid for again
@@ -179,6 +179,25 @@ def test_kill_9_and_resume_make_the_trials_of_an_uninterrupted_search(tmp_path):
     table = trials_table(rest.trials(), REFERENCE)
     assert (table["failure_class"] == "interrupted").sum() == len(lost) and len(table) == 24 + len(lost)
     assert not [t for t in rest.trials() if t.state == TrialState.RUNNING]
+
+
+@pytest.mark.parametrize("at", [1, 5, 6, 7, 12])  # also in the trial that selects a generation's parents
+def test_a_trial_that_is_made_again_is_the_same_trial(tmp_path, at):
+    whole, cut = analytic.study(tmp_path / "whole"), analytic.study(tmp_path / "cut")
+    whole.run(16)
+    evaluate = cut.evaluator.evaluate
+
+    def interrupt(flags, folder, repeat=0):
+        if len(cut.evaluator.evaluated) == at:
+            raise KeyboardInterrupt
+        return evaluate(flags, folder, repeat)
+
+    cut.evaluator.evaluate = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        cut.run(16)
+    rest = analytic.study(tmp_path / "cut")
+    rest.run(16)
+    assert analytic.sequence(rest) == analytic.sequence(whole)
 
 
 def wait_for_trials(folder: Path, count: int) -> None:
