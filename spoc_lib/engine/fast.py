@@ -61,14 +61,14 @@ class FastRun:
         self.chains = Chains(self.flags.block_size, 4096)
         self.m = _allocate(engine, users, self.chains.table)
         self.m.s[fs.K_AHEAD] = max(1, users // 8) if self.ahead else 0
+        for number in range(users):
+            self._prepare(number)
+        self._sync()
 
     def run(self, duration_s: float) -> RunLog:
         from spoc_lib.engine.fast_loop import GROW, OVER, run, take_turn
 
         self.m.sums[2, fs.F_END] = duration_s
-        for number in range(len(self.users)):
-            self._prepare(number)
-        self._sync()
         for number in range(len(self.users)):
             take_turn.py_func(self.m.s, self.m.requests, self.m.queues, self.m.clock, number, 0.0)
         if self.ahead:

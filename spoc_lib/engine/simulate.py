@@ -58,6 +58,7 @@ def figures(run: VirtualRun) -> dict[str, Any]:
         "simulated": True,
         "simulated_s": run.simulated_s,
         "wall_s": run.wall_s,
+        "setup_s": run.setup_s,
         "speed": run.speed,
         "core": run.core,
         "window_s": [start, end],

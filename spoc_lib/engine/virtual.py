@@ -29,7 +29,8 @@ class VirtualRun:
 
     requests (REQUESTS), chunks (CHUNKS), metrics (METRICS, 1 s grid), steps (see `runlog.steps_table`): times are
     simulated seconds from 0. window: (start, end) that counts, warm-up excluded. wall_s: seconds the playing took,
-    simulated_s: seconds played. core: "fast" or "plain". passport: where the step times come from.
+    simulated_s: seconds played; setup_s: seconds that seating the users took before that (a stationary start draws
+    several conversations for each). core: "fast" or "plain". passport: where the step times come from.
     """
 
     log: RunLog
@@ -38,6 +39,7 @@ class VirtualRun:
     window: tuple[float, float]
     simulated_s: float
     wall_s: float
+    setup_s: float
     core: str
     _tables: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -93,8 +95,10 @@ def play(script: ConversationScript, users: int, *, engine: EmbeddedEngine, dura
     frontend = getattr(engine.step_time, "frontend_seconds", lambda prompt_tokens: 0.0)
     began = time.perf_counter()
     if chosen == "fast":
-        log = fast.FastRun(engine, script, users, frontend).run(duration_s)
+        run = fast.FastRun(engine, script, users, frontend)
     else:
-        log = PlainRun(engine.core(), script, users, frontend).run(duration_s)
-    wall_s = time.perf_counter() - began
-    return VirtualRun(log, engine, users, (float(warmup_s), float(duration_s)), float(duration_s), wall_s, chosen)
+        run = PlainRun(engine.core(), script, users, frontend)
+    seated = time.perf_counter()
+    log = run.run(duration_s)
+    return VirtualRun(log, engine, users, (float(warmup_s), float(duration_s)), float(duration_s),
+                      time.perf_counter() - seated, seated - began, chosen)

@@ -1,0 +1,96 @@
+"""How fast the virtual clock is: simulated seconds a second, by users, and the fast core against the plain one.
+
+    python benchmarks/engine.py [--users 30 300 1000 3000] [--duration 900] [--json FILE]
+
+CPU time of one process on one core, so that a busy machine changes little. `play`: the run, its turns drawn from the
+personas' distributions on the way; `seat_s`: seating the users before it (a stationary start draws several
+conversations for each); `loop`: the compiled loop alone; `plain` plays a part of the same run block by block.
+The two-clock difference (HTTP against virtual) is measured by tests/engine/test_server_clocks.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from spoc_lib.config import load_cluster
+from spoc_lib.core.files import write_json
+from spoc_lib.engine import fast, fast_loop
+from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.virtual import play
+from spoc_lib.engine.virtual_plain import PlainRun
+from spoc_lib.workload import build_script
+
+
+class Stopwatch:
+    """CPU seconds spent in the compiled loop."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._run = fast_loop.run
+
+    def __call__(self, *arrays):
+        began = time.process_time()
+        why = self._run(*arrays)
+        self.seconds += time.process_time() - began
+        return why
+
+
+def measure(engine: EmbeddedEngine, users: int, duration_s: float, seed: int) -> dict:
+    """One row. The plain core plays as long as some seconds allow."""
+    script = build_script("spoc", seed, context_limit=engine.max_model_len)
+    watch = Stopwatch()
+    fast_loop.run = watch
+    try:
+        began = time.process_time()
+        run = fast.FastRun(engine, script, users, engine.step_time.frontend_seconds)
+        seated = time.process_time() - began
+        log = run.run(duration_s)
+        whole = time.process_time() - began
+    finally:
+        fast_loop.run = watch._run
+    plain_s = min(duration_s, 20.0)
+    cpu = {}
+    for core in ("fast", "plain"):
+        script = build_script("spoc", seed, context_limit=engine.max_model_len)
+        if core == "fast":
+            short = fast.FastRun(engine, script, users, engine.step_time.frontend_seconds)
+        else:
+            short = PlainRun(engine.core(), script, users, engine.step_time.frontend_seconds)
+        began = time.process_time()
+        short.run(plain_s)
+        cpu[core] = time.process_time() - began
+    events = len(log.token_request) + len(log.turns)
+    return {
+        "users": users, "simulated_s": duration_s, "requests": len(log.turns), "steps": len(log.steps["tokens"]),
+        "tokens": len(log.token_request), "play_speed": duration_s / (whole - seated), "seat_s": seated,
+        "loop_speed": duration_s / watch.seconds, "loop_us_per_event": watch.seconds / events * 1e6,
+        "plain_speed": plain_s / cpu["plain"], "fast_over_plain": cpu["plain"] / cpu["fast"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--users", type=int, nargs="+", default=[30, 300, 1000, 3000])
+    parser.add_argument("--duration", type=float, default=900.0, help="simulated seconds")
+    parser.add_argument("--cluster", default="sim-4xh100")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    engine = EmbeddedEngine.from_cluster(load_cluster(arguments.cluster))
+    began = time.process_time()
+    play(build_script("tiny", 0, context_limit=4096), 1, engine=engine, duration_s=1.0)
+    print(f"compiled or loaded in {time.process_time() - began:.1f} CPU s")
+    rows = []
+    for users in arguments.users:
+        row = measure(engine, users, arguments.duration, arguments.seed)
+        rows.append(row)
+        print("  ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+                        for name, value in row.items()), flush=True)
+    if arguments.json:
+        write_json(arguments.json, {"cluster": arguments.cluster, "unit": "simulated seconds a CPU second",
+                                    "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
