@@ -120,7 +120,8 @@ class Bench:
         self.server = PerturbedServer(self.twin(), self.seed)
 
     def twin(self) -> TwinEvaluator:
-        return screening_twin(self.cluster, self.profile, self.space, self.factory)
+        return dataclasses.replace(screening_twin(self.cluster, self.profile, self.space, self.factory),
+                                   evidence=False)
 
     def study(self, name: str, evaluator, **more) -> SearchStudy:
         workload = workload_digest(self.factory, evaluator.users, self.profile.screen_s)

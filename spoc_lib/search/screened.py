@@ -21,8 +21,10 @@ from spoc_lib.search.space import Flags, FlagSpace, flags_key
 from spoc_lib.search.storage import storage_from_environment
 from spoc_lib.search.study import Progress, Proposal, SearchStudy, record_of
 
-#: A search of this many launches or more spends two of them on repeats: its knee, and the defaults at the end.
-REPEATS_FROM = 8
+#: From this many launches on, the last one measures the defaults again (noise and drift) …
+DEFAULTS_AGAIN_FROM = 8
+#: … and the one before it the knee.
+KNEE_AGAIN_FROM = 16
 #: Before two engines are measured twice, one measurement is taken to be this exact (in logarithms).
 ASSUMED_NOISE_SD = 0.03
 
@@ -40,8 +42,9 @@ class Screened:
 class ScreenedPlan:
     """Fills the slots of a real study from the twin's trials.
 
-    Each slot goes to the engine of the largest expected gain of hypervolume under the corrected twin. The last two
-    of `launches` repeat the knee and the defaults (`noise`). Depends on the finished trials and `seed` alone.
+    Each slot goes to the engine of the largest expected gain of hypervolume under the corrected twin. The last of
+    `launches` repeats the defaults, in a long search the one before it the knee (`noise`). Depends on the finished
+    trials and `seed` alone.
     """
 
     space: FlagSpace
@@ -56,9 +59,9 @@ class ScreenedPlan:
         self._index = {flags_key(s.flags): i for i, s in enumerate(self.pool)}
 
     def __call__(self, study: SearchStudy, slot: int) -> Proposal | None:
-        if self.launches >= REPEATS_FROM and slot == self.launches - 1:
+        if self.launches >= DEFAULTS_AGAIN_FROM and slot == self.launches - 1:
             return Proposal(self.space.defaults, repeat=True)
-        if self.launches >= REPEATS_FROM and slot == self.launches - 2:
+        if self.launches >= KNEE_AGAIN_FROM and slot == self.launches - 2:
             return self._knee_again(study)
         return self.next(study, slot)
 

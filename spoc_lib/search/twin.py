@@ -16,11 +16,13 @@ from spoc_lib.core.files import write_json, write_text
 from spoc_lib.core.tables import write_table
 from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.virtual import VirtualRun, play
 from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.recorded import RecordedScript
 from spoc_lib.search.space import Flags, FlagSpace
 from spoc_lib.sweep.drivers import FreshUsers
+from spoc_lib.sweep.rung import summarise
 from spoc_lib.sweep.slo import RungSamples
 from spoc_lib.workload.script import ConversationScript
 
@@ -35,6 +37,7 @@ class TwinEvaluator:
 
     Every trial meets the same users, sizes and think times (common random numbers): a difference between two
     trials is a difference between their flags. The twin is deterministic: a repeat plays other users.
+    evidence: leave files and sample telemetry; without it a trial is its three objectives alone, twice as fast.
     """
 
     cluster: Cluster
@@ -44,6 +47,7 @@ class TwinEvaluator:
     duration_s: float
     warmup_s: float
     gap_cap_s: float = 60.0
+    evidence: bool = True
     driver: str = "virtual"
 
     def __post_init__(self) -> None:
@@ -59,25 +63,27 @@ class TwinEvaluator:
     def evaluate(self, flags: Flags, folder: Path, repeat: int = 0) -> Measurement:
         """Measure `flags`; evidence: command, engine, requests, metrics, rung. The chunks are left out: the seed
         plays them again."""
-        from spoc_lib.engine import virtual
-        from spoc_lib.sweep.rung import summarise
-
         started = time.monotonic()
         try:
             engine = self.engine(flags)
         except InputError as error:
             raise TrialFailure("twin-refused", error.message) from error
         script = FreshUsers(self.script_factory).script(repeat) if repeat else self._script
-        run = virtual.play(script, self.users, engine=engine, duration_s=self.duration_s, warmup_s=self.warmup_s)
-        row, slo = summarise(run.requests, run.chunks, run.metrics, run.window, self.cluster.slos, self.users,
+        run = play(script, self.users, engine=engine, duration_s=self.duration_s, warmup_s=self.warmup_s)
+        metrics = run.metrics if self.evidence else schemas.METRICS.empty_table().to_pandas()
+        row, slo = summarise(run.requests, run.chunks, metrics, run.window, self.cluster.slos, self.users,
                              self.driver, gap_cap_s=self.gap_cap_s)
-        write_text(folder / "command.txt", recommend.command(self.cluster, {**self.space.fixed, **flags}) + "\n")
-        write_json(folder / "engine.json", {**engine.describe(), "passport": run.passport})
-        write_json(folder / "rung.json", {"rung": row, "slo": slo})
-        write_table(folder / "requests.parquet", run.requests, schemas.REQUESTS)
-        write_table(folder / "metrics.parquet", run.metrics, schemas.METRICS)
+        if self.evidence:
+            self._leave(folder, flags, engine, run, {"rung": row, "slo": slo})
         return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started,
                            samples=RungSamples(run.requests, run.chunks, run.window))
+
+    def _leave(self, folder: Path, flags: Flags, engine: EmbeddedEngine, run: VirtualRun, summary: dict) -> None:
+        write_text(folder / "command.txt", recommend.command(self.cluster, {**self.space.fixed, **flags}) + "\n")
+        write_json(folder / "engine.json", {**engine.describe(), "passport": run.passport})
+        write_json(folder / "rung.json", summary)
+        write_table(folder / "requests.parquet", run.requests, schemas.REQUESTS)
+        write_table(folder / "metrics.parquet", run.metrics, schemas.METRICS)
 
 
 def settle_s(script: ConversationScript, users: int, engine: EmbeddedEngine) -> float:
