@@ -43,7 +43,7 @@ def client_pids(folder: Path) -> list[int]:
 
 
 def wait_for_tokens(folder: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if any(list(folder.glob(f"client-*/{name}.parquet.parts/*.parquet")) for name in ("partial", "chunks")):
             return
