@@ -13,6 +13,7 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.nsight.categories import TITLES
 from spoc_lib.nsight.decompose import Decomposition, decompose
 from spoc_lib.nsight.excerpt import excerpt
+from spoc_lib.nsight.idle import explain_idle
 from spoc_lib.nsight.roofline import Verdict, roofline
 
 #: Shortest and longest stretch that is drawn kernel by kernel.
@@ -33,7 +34,7 @@ class Examination:
         return self.decomposition.simulated
 
     def few_steps(self, count: int = 3) -> pd.DataFrame:
-        """Kernels of `count` steps from the middle of the window (`excerpt`), or of a few ms where there are no steps."""
+        """Kernels of `count` steps from the middle of the window (`excerpt`); of a few ms where there are no steps."""
         first, last = self.decomposition.window_ns
         steps = self.decomposition.steps
         start, end = (first + last) // 2, (first + last) // 2 + _LEAST_NS
@@ -67,20 +68,22 @@ class Examination:
 
     def findings(self) -> list[str]:
         """The examination in sentences, the answer first."""
-        shares = self.decomposition.shares().mean().sort_values(ascending=False)
+        found = self.decomposition
+        shares = found.shares().mean().sort_values(ascending=False)
         busiest = [name for name in shares.index if name != "idle"][:3]
         named = ", ".join(f"{TITLES.get(c, c)} {shares[c]:.0%}" for c in busiest)
         kind = "a simulated trace" if self.simulated else "a real trace"
         said = [
-            f"In {kind} of {self.decomposition.window_s:.3g} s on {len(self.decomposition.totals())} GPUs the time "
-            f"goes to {named}; {shares['idle']:.0%} is idle."
+            f"In {kind} of {found.window_s:.3g} s on {len(found.totals())} GPUs the time goes to {named}; "
+            f"{shares['idle']:.0%} is idle."
         ]
         said += list(self.verdict.sentences) if self.verdict else [f"No roofline: {self.reason}."]
-        if self.decomposition.unknown_kernels:
-            top = self.decomposition.unknown_kernels[0]
-            said.append(
-                f"{len(self.decomposition.unknown_kernels)} kernel names match no rule; the longest is {top['name'][:60]}."
-            )
+        said.append(explain_idle(found).sentence)
+        if found.waiting.paired:
+            said.append(found.waiting.sentence)
+        if found.unknown_kernels:
+            longest = found.unknown_kernels[0]["name"][:60]
+            said.append(f"{len(found.unknown_kernels)} kernel names match no rule; the longest-running is {longest}.")
         return said
 
     def to_dict(self) -> dict[str, Any]:
