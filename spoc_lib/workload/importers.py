@@ -7,6 +7,7 @@ be used of, is the caller's mistake and ends with one sentence (InputError).
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from spoc_lib.workload.tokenizer import Tokenizer, offline_tokenizer
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
 HUB = "hub:"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:\w+)?")
 FORMATS = ("SWE-agent .traj, OpenAI-style or ShareGPT messages (json, jsonl, parquet), kv-cache-tester (json, "
            "parquet), Mooncake (jsonl), hub:OWNER/NAME[:SPLIT]")
 
@@ -128,6 +130,9 @@ class _Reader:
         self._roots: dict[str, tuple[int, int]] = {}
 
     def path(self, path: Path) -> None:
+        if not path.exists() and _HUB_NAME.fullmatch(str(path)) and path.suffix.lower() not in SUFFIXES:
+            self.hub(f"{HUB}{path}")  # no such file, but it has the form of a hub set
+            return
         if not path.exists():
             raise InputError("no-trace", f"there is no trace at {path}: name a file or folder that exists ({FORMATS})")
         if path.is_file():
@@ -282,9 +287,9 @@ def _hub_records(dataset: str, split: str) -> Iterator[Any]:
         try:
             socket.create_connection((endpoint.hostname, endpoint.port or 443), timeout=5).close()
         except OSError as error:
-            raise InputError("hub-offline", f"the hub set '{dataset}' cannot be read: {endpoint.hostname} is not "
-                             "reachable from here; save it to a jsonl or parquet file elsewhere and import that"
-                             ) from error
+            raise InputError("hub-offline", f"'{dataset}' is no file here, and as a hub set it cannot be read: "
+                             f"{endpoint.hostname} is not reachable; save it elsewhere to a jsonl or parquet file and "
+                             "import that") from error
     try:
         yield from datasets.load_dataset(dataset, split=split, streaming=True)
     except (OSError, ValueError) as error:

@@ -109,11 +109,12 @@ def test_absent_path_and_empty_folder(tmp_path):
             import_path(path)
 
 
-def test_hub_while_offline(monkeypatch):
+@pytest.mark.parametrize("name", ["hub:someone/something", "someone/something", "hub:someone/something:test"])
+def test_hub_while_offline(monkeypatch, name):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InputError) as error:
-        import_path("hub:someone/something")
+        import_path(name)
     assert "someone/something" in error.value.message and "not reachable" in error.value.message
 
 
