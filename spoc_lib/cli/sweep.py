@@ -47,7 +47,8 @@ def run(
     emit({**result.capacity, "findings": result.findings(), "folder": folder}, json,
          "\n".join([*result.findings(), f"Evidence: {folder}"]))
     compared = result.capacity["twin_vs_http"]
-    if result.capacity["verdict"] != "resolved" or (compared and not compared["passed"]):
+    parted = compared and compared["comparable"] and not compared["passed"]
+    if result.capacity["verdict"] != "resolved" or parted:
         raise typer.Exit(1)
 
 

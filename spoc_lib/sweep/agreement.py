@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from spoc_lib.sweep.drivers import HOST_BUSY
+
 #: (column of RUNGS, tolerated ratio either way, difference that is always tolerated, unit). The absolute
 #: ones are what a shared machine's timers and two HTTP stacks cost, whatever the engine does.
 GATES = (
@@ -35,13 +37,22 @@ def compare(http: Mapping, twin: Mapping) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def sentence(table: pd.DataFrame, users: int) -> str:
-    """The finding in words."""
+def sentence(table: pd.DataFrame, users: int, busy_ratio: float | None = None) -> str:
+    """The finding in words. busy_ratio: how busy this host's processors were (see `comparable`)."""
     worst = table.loc[table.apply(_strain, axis=1).idxmax()]
     agrees = "agree within their tolerances" if table["passed"].all() else \
         "part in " + ", ".join(table.loc[~table["passed"], "figure"])
-    return (f"At {users} users, real HTTP and the virtual clock {agrees} (nearest to its tolerance: {worst['figure']}, "
-            f"{worst['http']:.4g} against {worst['twin']:.4g} {worst['unit']}).")
+    text = (f"At {users} users, real HTTP and the virtual clock {agrees} (nearest to its tolerance: {worst['figure']}, "
+            f"{worst['http']:.4g} against {worst['twin']:.4g} {worst['unit']})")
+    if not comparable(busy_ratio):
+        text += (f"; this host's processors were {busy_ratio:.0%} busy meanwhile, so late timers are in the HTTP "
+                 f"figures and the comparison decides nothing")
+    return text + "."
+
+
+def comparable(busy_ratio: float | None) -> bool:
+    """Whether the host had processor time left for punctual timers, without which HTTP figures are the host's."""
+    return busy_ratio is None or busy_ratio <= HOST_BUSY
 
 
 def _strain(row: pd.Series) -> float:

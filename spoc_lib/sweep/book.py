@@ -42,6 +42,8 @@ class Entry:
     problems: list[str] = field(default_factory=list)
     on_ladder: bool = True
     limits: list[dict[str, Any]] = field(default_factory=list)
+    host_busy_ratio: float | None = None
+    alignment_error_s: float = 0.0
 
 
 class RungBook:
@@ -99,7 +101,7 @@ class RungBook:
                      goodput(samples, self.slos), beside,
                      asdict(find_stragglers(record.metrics, *record.window, chunks=record.chunks)), problems, on_ladder,
                      limit_curve(samples, self.slos, rung=number, users=key["users"], driver=record.driver)
-                     if on_ladder else [])
+                     if on_ladder else [], record.host_busy_ratio, record.alignment_error_s)
 
     @property
     def ladder_entries(self) -> list[Entry]:

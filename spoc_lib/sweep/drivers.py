@@ -34,7 +34,9 @@ class RungRecord:
     """What a driver brings home from one rung. Times of one rung share a clock; `window` is its steady part.
 
     steps: the engine's own steps (virtual clock only); problems: sentences about its telemetry;
-    overhead_ratio: share of the time that the server spent on being scraped; load: the load run's summary
+    overhead_ratio: share of the time that the server spent on being scraped; host_busy_ratio: of this host's
+    processors during the rung;
+    alignment_error_s: how far a metric's time stamp may be off; load: the load run's summary
     (locust only).
     """
 
@@ -50,6 +52,8 @@ class RungRecord:
     steps: pd.DataFrame | None = None
     problems: list[str] = field(default_factory=list)
     overhead_ratio: float | None = None
+    host_busy_ratio: float | None = None
+    alignment_error_s: float = 0.0
     load: dict[str, Any] | None = None
 
 
@@ -154,8 +158,9 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
     if busy is not None and busy > HOST_BUSY:
         problems.append(f"this host's processors were {busy:.0%} busy during the HTTP rung with {users} users: late "
                         f"timers of client and server are in its latencies")
+    aligned_s = recorder.alignment_error_s
     if cluster.telemetry.prometheus_url:
-        seen, problems = _from_prometheus(cluster, anchor, recorder, problems)
+        seen, problems, aligned_s = _from_prometheus(cluster, anchor, recorder, problems)
     metrics = pd.concat([part for part in (run.metrics, seen) if len(part)], ignore_index=True) \
         if len(run.metrics) or len(seen) else seen
     start_s = float(run.summary["start_s"])
@@ -170,7 +175,8 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
         "locust", run.requests, run.chunks, metrics, (start_s + timing.warmup_s, stop_s), start_s,
         max(stop_s, float(ends)) if pd.notna(ends) else stop_s, int(run.summary["planned"]),
         bool(run.summary["client_limited"]), problems=problems,
-        overhead_ratio=max(recorder.overhead().values(), default=None), load=run.summary)
+        overhead_ratio=max(recorder.overhead().values(), default=None), host_busy_ratio=busy,
+        alignment_error_s=aligned_s, load=run.summary)
 
 
 def _host_seconds() -> tuple[float, float] | None:
@@ -199,7 +205,7 @@ def _personas(cluster: Cluster, script: ConversationScript, folder: Path) -> str
 
 
 def _from_prometheus(cluster: Cluster, anchor: Anchor, recorder: Recorder,
-                     problems: list[str]) -> tuple[pd.DataFrame, list[str]]:
+                     problems: list[str]) -> tuple[pd.DataFrame, list[str], float]:
     """The rung's telemetry from the cluster's Prometheus; the recorder's own where that fails, and it is
     said."""
     from spoc_lib.telemetry import prometheus
@@ -208,9 +214,11 @@ def _from_prometheus(cluster: Cluster, anchor: Anchor, recorder: Recorder,
         found = prometheus.fetch_run(cluster.telemetry.prometheus_url, anchor.to_wall(recorder.started_s),
                                      anchor.to_wall(recorder.ended_s), anchor=anchor)
     except prometheus.PrometheusUnavailable as error:
-        return recorder.metrics, [*problems, f"{error.message}; the direct scrape is used instead"]
-    missing = found.metrics.empty
-    return (recorder.metrics if missing else found.metrics), [*problems, *found.problems]
+        return recorder.metrics, [*problems, f"{error.message}; the direct scrape is used instead"], \
+            recorder.alignment_error_s
+    if found.metrics.empty:
+        return recorder.metrics, [*problems, *found.problems], recorder.alignment_error_s
+    return found.metrics, [*problems, *found.problems], found.alignment_error_s
 
 
 def store(record: RungRecord, folder: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from spoc_lib.sweep.saturation import COLLAPSE
+from spoc_lib.sweep.saturation import collapsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,15 @@ class Lesson:
     holds: bool | None
     sentence: str
     figures: dict[str, float | None] = field(default_factory=dict)
+
+
+def _seconds(value: float) -> str:
+    """`value` for a sentence; an infinite percentile (too many requests without an answer) as ∞."""
+    return "∞" if math.isinf(value) else f"{value:.2f}"
+
+
+def _milliseconds(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{1e3 * value:.0f}"
 
 
 def utilisation_is_not_the_sla(rungs: pd.DataFrame, capacity: float) -> Lesson:
@@ -44,8 +53,8 @@ def utilisation_is_not_the_sla(rungs: pd.DataFrame, capacity: float) -> Lesson:
                 "ttft_p95_beyond_s": float(over["ttft_p95_s"])}
     holds = bool(at["sm_active_ratio"] < 0.9 or over["sm_active_ratio"] - at["sm_active_ratio"] < 0.1)
     return Lesson(name, holds, sentence + f"; at {over['users']} users they are active {over['sm_active_ratio']:.0%}, "
-                  f"and p95 ITL goes from {1e3 * at['itl_p95_s']:.0f} to {1e3 * over['itl_p95_s']:.0f} ms, p95 TTFT "
-                  f"from {at['ttft_p95_s']:.2f} to {over['ttft_p95_s']:.2f} s.", figures)
+                  f"and p95 ITL goes from {_milliseconds(at['itl_p95_s'])} to {_milliseconds(over['itl_p95_s'])} ms, "
+                  f"p95 TTFT from {_seconds(at['ttft_p95_s'])} to {_seconds(over['ttft_p95_s'])} s.", figures)
 
 
 def memory_is_not_always_the_bottleneck(row: Mapping, without_caching: Mapping | None,
@@ -64,14 +73,14 @@ def memory_is_not_always_the_bottleneck(row: Mapping, without_caching: Mapping |
         figures["kv_usage_without_caching_ratio"] = without_caching["kv_usage_ratio"]
         figures["ttft_p95_without_caching_s"] = without_caching["ttft_p95_s"]
         sentence += (f"; without prefix caching it would be {without_caching['kv_usage_ratio']:.0%}, and p95 TTFT "
-                     f"{without_caching['ttft_p95_s']:.2f} instead of {row['ttft_p95_s']:.2f} s")
+                     f"{_seconds(without_caching['ttft_p95_s'])} instead of {_seconds(row['ttft_p95_s'])} s")
     holds = bool(usage < 0.9)
     beyond = None if rungs is None else rungs[
         (rungs["users"] > capacity) & (rungs["verdict"] != "invalid") & rungs["cached_ratio"].notna()]
     if beyond is not None and len(beyond) and "cached_ratio" in figures and figures["cached_ratio"] is not None:
         least = beyond.loc[beyond["cached_ratio"].idxmin()]
         figures["cached_beyond_ratio"] = float(least["cached_ratio"])
-        if figures["cached_ratio"] - least["cached_ratio"] >= COLLAPSE:
+        if collapsed(figures["cached_ratio"], float(least["cached_ratio"])):
             holds = False
             sentence += (f"; but at {least['users']} users only {least['cached_ratio']:.0%} of the prompt tokens are "
                          f"found in the cache: the pool is too small to remember everybody")
@@ -86,7 +95,8 @@ def chunked_prefill_is_the_trade_off(variants: Sequence[tuple[int, Mapping]]) ->
         return Lesson(name, None, "Only one token budget was run: the trade-off between TTFT and ITL is not seen.")
     ordered = sorted(variants, key=lambda pair: pair[0])
     (small, low), (large, high) = ordered[0], ordered[-1]
-    shown = "; ".join(f"{budget} tokens: p95 TTFT {row['ttft_p95_s']:.2f} s, p95 ITL {1e3 * row['itl_p95_s']:.0f} ms"
+    shown = "; ".join(f"{budget} tokens: p95 TTFT {_seconds(row['ttft_p95_s'])} s, p95 ITL "
+                      f"{_milliseconds(row['itl_p95_s'])} ms"
                       for budget, row in ordered)
     holds = bool(low["itl_p95_s"] < high["itl_p95_s"] and low["ttft_p95_s"] > high["ttft_p95_s"])
     verdict = "a smaller budget buys ITL with TTFT" if holds else \

@@ -225,6 +225,8 @@ class _Sweep:
         hardware = self.cluster.hardware
         reconciliation = pd.DataFrame(next((entry.reconciliation for entry in reversed(self.book.entries)
                                             if entry.reconciliation), []))
+        busy = next((entry.host_busy_ratio for entry in reversed(self.book.entries)
+                     if entry.host_busy_ratio is not None), None)
         problems = list(dict.fromkeys(text for entry in self.book.entries for text in entry.problems))
         answer = capacity(
             crossing, rungs, self.book.valid_slo(), flags=self.flags, simulated=simulated, passport=passport,
@@ -235,10 +237,12 @@ class _Sweep:
                 gap_cap_s=self.users.gap_cap_s, rung_s=self.timing.duration_s - self.timing.warmup_s,
                 limit_rung=limit.number if limit else None, goodput=limit.goodput if limit else None,
                 stragglers=limit.stragglers if limit else None, problems=problems,
+                alignment_error_s=max((entry.alignment_error_s for entry in self.book.entries), default=0.0),
                 fresh_users=self.users.reseeds,
                 twin_vs_http=None if twin_vs_http.empty else dict(
                     users=self.profile.http_users, passed=bool(twin_vs_http["passed"].all()),
-                    sentence=agreement.sentence(twin_vs_http, self.profile.http_users),
+                    comparable=agreement.comparable(busy), host_busy_ratio=busy,
+                    sentence=agreement.sentence(twin_vs_http, self.profile.http_users, busy),
                     figures=twin_vs_http.to_dict("records"))))
         write_table(self.folder / "rungs.parquet", rungs, RUNGS)
         write_table(self.folder / "slo_verdicts.parquet", slo, SLO_VERDICTS)

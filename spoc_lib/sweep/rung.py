@@ -152,7 +152,8 @@ def _binding(verdicts: Sequence[dict]) -> str | None:
 
 def _reason(verdicts: Sequence[dict]) -> str:
     def says(row: dict) -> str:
-        return f"{slo_name(row)}: {row['value_s']:.3g} s ({row['low_s']:.3g} to {row['high_s']:.3g})"
+        value, low, high = (f"{row[name]:.3g}".replace("inf", "∞") for name in ("value_s", "low_s", "high_s"))
+        return f"{slo_name(row)}: {value} s ({low} to {high})"
 
     open_ones = [says(row) for row in verdicts if row["verdict"] != "met"]
     return "; ".join(open_ones) if open_ones else "every SLO is met with its whole interval"

@@ -23,8 +23,9 @@ import pandas as pd
 #: KV usage from which the pool counts as full: the scheduler keeps a request waiting when it lacks a single
 #: block.
 KV_FULL = 0.95
-#: A hit rate that falls by this much from within the SLA to beyond it is a collapse.
-COLLAPSE = 0.25
+#: The prefix cache collapses where the share of prompt tokens that it misses grows by this factor, and by this much:
+#: what is missed is what must be computed.
+COLLAPSE_FACTOR, COLLAPSE_LEAST = 2.0, 0.05
 #: Waiting requests (mean in the window) that count as a queue.
 QUEUE = 0.5
 #: Share of the step time that one kind of step must take to be what stops it.
@@ -115,9 +116,14 @@ def _cached(row: Mapping | None) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
+def collapsed(before: float, now: float) -> bool:
+    """Whether a hit rate fell from `before` to `now` in a way that multiplies the work."""
+    return before - now >= COLLAPSE_LEAST and (1 - now) >= COLLAPSE_FACTOR * (1 - before)
+
+
 def _cache_collapse(figures: Mapping, row: Mapping, within: Mapping | None) -> tuple[str, str] | None:
     now, before = figures["cached_ratio"], figures["cached_within_ratio"]
-    if now is None or before is None or before - now < COLLAPSE:
+    if now is None or before is None or not collapsed(before, now):
         return None
     return "kv_blocks", (f"the prefix cache collapses: {before:.0%} of the prompt tokens come from it at "
                          f"{within['users']} users, {now:.0%} at {row['users']}; the KV pool no longer holds what the "
