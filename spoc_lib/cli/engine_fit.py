@@ -41,6 +41,12 @@ def calibrate(
     model: Annotated[str, typer.Option(help="model name or YAML file")] = "gpt-oss-120b",
     points: Annotated[str | None, typer.Option(help="serving points (CSV, as for accuracy)")] = None,
     tables: Annotated[str | None, typer.Option(help="folder of measured kernel tables (CSV)")] = None,
+    requests: Annotated[str | None, typer.Option(help="a real run's requests.parquet; with --metrics, --gpu, --gpus")
+                        ] = None,
+    metrics: Annotated[str | None, typer.Option(help="the same run's metrics.parquet")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU of that run: a name in data/gpus or a YAML file")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of that run")] = 1,
+    batched_tokens: Annotated[int, typer.Option(min=1, help="max_num_batched_tokens of that run")] = 8192,
     start: Annotated[str | None, typer.Option(help="calibration to start from instead of the roofline")] = None,
     title: Annotated[str, typer.Option(help="title that goes into the file")] = "",
     source: Annotated[list[str] | None, typer.Option(help="sentence of provenance; repeatable")] = None,
@@ -51,12 +57,24 @@ def calibrate(
 
     Example: spoc engine calibrate --points serving_points.csv --tables kernels/ --out my.steptime.yaml
     """
+    from spoc_lib.core.errors import InputError
     from spoc_lib.engine import calibration_file
     from spoc_lib.engine.calibrate import calibrate as fit
+    from spoc_lib.engine.calibrate import calibrate_run
 
-    result = fit(model, points_path=points, tables=tables, start_path=start, title=title, sources=source or [],
-                 command=" ".join(["spoc", *map(shlex.quote, sys.argv[1:])]), cross_validate=cross_validate,
-                 progress=lambda line: print(line, file=sys.stderr))
+    common = {
+        "start_path": start, "title": title, "sources": source or [],
+        "command": " ".join(["spoc", *map(shlex.quote, sys.argv[1:])]),
+        "progress": lambda line: print(line, file=sys.stderr),
+    }
+    if requests or metrics:
+        if points or tables or not (requests and metrics and gpu):
+            raise InputError("bad-source", "a real run needs --requests, --metrics and --gpu together, and neither "
+                             "--points nor --tables")
+        result = calibrate_run(model, requests, metrics, gpu_name=gpu, gpu_count=gpus, batched_tokens=batched_tokens,
+                               **common)
+    else:
+        result = fit(model, points_path=points, tables=tables, cross_validate=cross_validate, **common)
     path = calibration_file.save(out, result)
     lines = [f"{path}: calibration {result.id} of {result.model}"]
     for name, pair in (result.errors.model_dump() if result.errors else {}).items():

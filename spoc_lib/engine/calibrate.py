@@ -11,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from spoc_lib.config import ModelSpec, load_model
+from spoc_lib.config import ModelSpec, load_gpu, load_model
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine import calibration_file, serving_points
 from spoc_lib.engine.accuracy import OUTLIER_RULE, flag_outliers
 from spoc_lib.engine.calibration_file import Calibration, ErrorPair, Errors, Range, Residual
 from spoc_lib.engine.serving_points import ServingPoint
+from spoc_lib.engine.steptime import StepTimeModel, step_time_model
 from spoc_lib.engine.steptime_fit import fit_points, held_out
 from spoc_lib.engine.steptime_parameters import ROOFLINE, Parameters
+from spoc_lib.engine.steptime_run import fit_run, read_run, run_errors
 from spoc_lib.engine.steptime_tables import fit_tables
 
 Progress = Callable[[str], None]
@@ -59,6 +61,39 @@ def calibrate(model_name: str, *, points_path: str | Path | None = None, tables:
         residuals=[_residual(*one) for one in zip(points, fit.errors, outliers, strict=True)])
 
 
+def calibrate_run(model_name: str, requests: str | Path, metrics: str | Path, *, gpu_name: str, gpu_count: int,
+                  batched_tokens: int = 8192, start_path: str | Path | None = None, command: str = "",
+                  title: str = "", sources: Sequence[str] = (), progress: Progress = lambda line: None) -> Calibration:
+    """Fit what a real run can tell (`steptime_run`), from the calibration at `start_path` or the shipped one.
+
+    requests, metrics: the run's tables; batched_tokens: the server's max_num_batched_tokens. The held-out error is
+    that of each half of the run under the fit to the other half. InputError as in `read_run`.
+    """
+    model, gpu = load_model(model_name), load_gpu(gpu_name)
+    start = calibration_file.load(start_path) if start_path else step_time_model(model, gpu, gpu_count).calibration
+    parameters = start.parameters if start else ROOFLINE
+    run = read_run(requests, metrics, model, batched_tokens)
+    progress(f"fitting {len(run)} requests")
+    fitted = fit_run(run, model, gpu, gpu_count, parameters)
+    errors = run_errors(run, StepTimeModel(model, gpu, gpu_count, fitted))
+    unseen = np.empty_like(errors)
+    for half in (np.arange(len(run)) < len(run) // 2, np.arange(len(run)) >= len(run) // 2):
+        other = fit_run(run, model, gpu, gpu_count, parameters, chosen=~half)
+        unseen[half] = run_errors(run, StepTimeModel(model, gpu, gpu_count, other))[half]
+    peak = float(run.decodes.max())
+    prompts = [float(run.prompt.min()), float(run.prompt.max())]
+    return Calibration(
+        model=model.name, title=title or f"one run of {model.name} on {gpu_count} x {gpu.name}", command=command,
+        sources=[*sources, f"{len(run)} completed requests of a run on {gpu_count} x {gpu.name}",
+                 f"started from calibration {start.id if start else 'none (roofline)'}"],
+        outlier_rule="none: Cauchy's loss",
+        range=Range(gpus=[gpu.name], gpu_counts=[gpu_count], concurrency=[1.0, peak], prompt_tokens=prompts,
+                    context_tokens=[prompts[0], float((run.prompt + run.output).max())],
+                    batched_tokens=[batched_tokens] * 2, cached_prefix=bool((run.cached > 0).any())),
+        errors=Errors(fitted=_pair(errors), all_points=_pair(errors), held_out_time=_pair(unseen)),
+        parameters=_rounded(fitted))
+
+
 def _errors(points: Sequence[ServingPoint], model: ModelSpec, start: Parameters, fitted: Parameters,
             errors: np.ndarray, outliers: np.ndarray, cross_validate: bool, progress: Progress) -> Errors:
     """Errors of the fit, and of fits that did not see a group; outliers of the whole fit left out of the means."""
@@ -73,7 +108,7 @@ def _errors(points: Sequence[ServingPoint], model: ModelSpec, start: Parameters,
 
 
 def _pair(errors: np.ndarray) -> ErrorPair:
-    ttft, tpot = 100 * np.abs(errors).mean(axis=0)
+    ttft, tpot = 100 * np.nanmean(np.abs(errors), axis=0)
     return ErrorPair(points=len(errors), tpot_percent=round(float(tpot), 2), ttft_percent=round(float(ttft), 2))
 
 

@@ -41,7 +41,8 @@ class ErrorPair(Strict):
 
 class Errors(Strict):
     """fitted: on the points that the fit saw, flagged outliers left out; all_points: with them;
-    the others: every point predicted by a fit that did not see its group."""
+    the others: every point predicted by a fit that did not see its group. For a real run a point is a request,
+    TPOT its decode time a token, TTFT that of requests whose prompt came in alone."""
 
     fitted: ErrorPair
     all_points: ErrorPair
@@ -49,6 +50,7 @@ class Errors(Strict):
     held_out_gpu: ErrorPair | None = None
     held_out_concurrency: ErrorPair | None = None
     held_out_lengths: ErrorPair | None = None
+    held_out_time: ErrorPair | None = Field(None, description="a real run: each half predicted by the other")
 
 
 class Residual(Strict):

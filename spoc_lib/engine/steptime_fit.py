@@ -67,7 +67,7 @@ def relative_errors(points: Sequence[ServingPoint], predicted: np.ndarray) -> np
 
 
 def fit_points(points: Sequence[ServingPoint], model: ModelSpec, start: Parameters,
-               warm: Parameters | None = None, steps: int = 30) -> ServingFit:
+               warm: Parameters | None = None, steps: int = 60) -> ServingFit:
     """Maximum a posteriori parameters around `start`; the search begins at `warm` where it is given.
 
     InputError when fewer than 4 points are there: they say too little about any parameter.
@@ -106,7 +106,7 @@ def secant_least_squares(residuals: Callable[[np.ndarray], np.ndarray], x: np.nd
         if gain > 0:
             jacobian = jacobian + np.outer(moved - value - jacobian @ move, move) / (move @ move)
             x, value, damping, age = x + move, moved, damping / 4, age + 1
-            if gain < 3e-4:
+            if gain < 1e-4:
                 if age == 1:
                     break
                 jacobian = None
@@ -131,6 +131,6 @@ def held_out(points: Sequence[ServingPoint], labels: Sequence, model: ModelSpec,
         own = [point for point, out in zip(points, inside, strict=True) if out]
         if len(rest) < 4:
             return None
-        fit = fit_points(rest, model, start, warm=warm, steps=10)
+        fit = fit_points(rest, model, start, warm=warm, steps=30)
         errors[inside] = relative_errors(own, predict(own, model, fit.parameters))
     return errors

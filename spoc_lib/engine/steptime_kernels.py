@@ -19,6 +19,9 @@ from spoc_lib.engine.steptime_parameters import Parameters
 #: The GPU that rates limited by the SMs are expressed for: an H100's dense BF16 peak.
 REFERENCE_FLOPS = 989e12
 
+#: Token counts at which the number of experts hit is evaluated; beyond the last, all that can be hit are.
+HIT_GRID = np.unique(np.round(np.geomspace(1, 2**17, 220)))
+
 #: Expert shards are padded to this many columns by the grouped GEMM.
 EXPERT_TILE = 128
 
@@ -84,7 +87,7 @@ def experts_hit(model: ModelSpec, tokens: np.ndarray, skew: float) -> np.ndarray
     moe = model.moe
     share = np.arange(1, moe.experts + 1, dtype=float) ** -skew
     chosen = np.minimum(moe.top_k * share / share.sum(), 0.999)
-    grid = np.unique(np.round(np.geomspace(1, max(tokens.max(), 2), 160)))
+    grid = HIT_GRID
     hit = (1 - np.exp(np.outer(grid, np.log1p(-chosen)))).sum(axis=1)
     return np.interp(tokens, np.concatenate([[0.0], grid]), np.concatenate([[0.0], hit]))
 
