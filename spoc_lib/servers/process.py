@@ -75,6 +75,7 @@ class GuardedProcess:
         members = session_members(self.pid) if self.pid is not None else set()
         with contextlib.suppress(OSError):
             self._guard.stdin.close()
+        self._guard.terminate()  # a forked child of this process may hold the lifeline open
         try:
             self._guard.wait(self._grace_s + 40)
         except subprocess.TimeoutExpired:

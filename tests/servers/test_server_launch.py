@@ -190,6 +190,19 @@ def test_whole_tree_goes_even_if_it_ignores_sigterm_and_left_the_group(tmp_path)
     assert process.exit_status == 128 + signal.SIGKILL
 
 
+def test_a_forked_child_that_holds_the_lifeline_does_not_delay_the_end(tmp_path):
+    process = GuardedProcess([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log")
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    began = time.monotonic()
+    process.stop()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert time.monotonic() - began < 15 and gone(process.pid)
+
+
 def test_cleanup_commands_run_whatever_happened(tmp_path):
     mark = tmp_path / "mark"
     process = GuardedProcess([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log",
