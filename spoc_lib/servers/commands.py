@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from spoc_lib.config import Cluster, load_model
+from spoc_lib.config import Cluster, data_dir, load_model
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_text
 
@@ -25,11 +25,20 @@ INHERITED = ("HF_TOKEN",)
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """How to start an engine: arguments, environment to add, commands that remove what it leaves."""
+    """How to start an engine: arguments, environment to add, commands that remove what it leaves, and where
+    (None: here)."""
 
     arguments: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     cleanup: list[list[str]] = field(default_factory=list)
+    directory: Path | None = None
+
+    @property
+    def program(self) -> str | None:
+        """The program's path; None when it is not there."""
+        if self.directory is not None:
+            return str(self.directory / self.arguments[0])
+        return shutil.which(self.arguments[0])
 
 
 def flag_arguments(flags: Mapping[str, Any]) -> list[str]:
@@ -88,7 +97,17 @@ def prepare(cluster: Cluster, flags: Mapping[str, Any], port: int, folder: Path)
         return LaunchCommand(_embedded(str(path), flags, port) + ready, dict(cluster.engine.environment))
     if cluster.engine.kind == "container":
         return _container(cluster, flags, port)
-    return LaunchCommand(launch_command(cluster, flags, port), dict(cluster.engine.environment))
+    arguments = launch_command(cluster, flags, port)
+    return LaunchCommand(arguments, dict(cluster.engine.environment), directory=_directory(arguments[0]))
+
+
+def _directory(program: str) -> Path | None:
+    """A relative program that is not below the current folder is looked for below the project's: a cluster file that
+    ships means the same from a notebook's folder."""
+    root = data_dir().parent
+    if os.sep in program and not os.path.isabs(program) and not Path(program).exists() and (root / program).exists():
+        return root
+    return None
 
 
 def _embedded(cluster: str, flags: Mapping[str, Any], port: int) -> list[str]:

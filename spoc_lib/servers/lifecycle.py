@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -129,14 +128,15 @@ def _attempt(cluster: Cluster, flags: Mapping[str, Any], folder: Path, port: int
     if port and not port_is_free(port):
         raise LaunchFailure(failures.PORT_BUSY, f"port {port} is taken: choose another, or 0 for any free one")
     command = prepare(cluster, flags, chosen, folder)
-    if shutil.which(command.arguments[0]) is None:
+    if command.program is None:
         raise LaunchFailure(failures.COMMAND_NOT_FOUND, f"cluster '{cluster.name}': the command "
                             f"'{command.arguments[0]}' is not there: install it or correct engine.command")
     log = folder / "server.log"
     for stale in (log, folder / "ready.json"):
         stale.unlink(missing_ok=True)
     started_wall, started = time.time(), time.monotonic()
-    process = GuardedProcess(command.arguments, log, environment=command.environment, cleanup=command.cleanup)
+    process = GuardedProcess(command.arguments, log, environment=command.environment, cleanup=command.cleanup,
+                             directory=command.directory)
     try:
         base_url, dcgm_url, identity = _wait(cluster, process, folder, log, chosen, started)
     except BaseException as error:

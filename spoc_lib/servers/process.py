@@ -32,11 +32,13 @@ class TeardownFailure(SpocError):
 class GuardedProcess:
     """`command` under the guard (see `guard`), its output appended to `log_path`.
 
-    environment: added to this process's own; cleanup: commands that run after the end (remove a container).
+    environment: added to this process's own; cleanup: commands that run after the end (remove a container);
+    directory: where it runs (None: here).
     """
 
     def __init__(self, command: Sequence[str], log_path: Path, *, environment: Mapping[str, str] | None = None,
-                 cleanup: Sequence[Sequence[str]] = (), grace_s: float = GRACE_S) -> None:
+                 cleanup: Sequence[Sequence[str]] = (), grace_s: float = GRACE_S,
+                 directory: Path | None = None) -> None:
         self._grace_s = grace_s
         reading, writing = os.pipe()
         try:
@@ -45,7 +47,7 @@ class GuardedProcess:
                     [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(writing), str(grace_s),
                      json.dumps(cleanup), *command],
                     stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(writing,),
-                    start_new_session=True, env={**os.environ, **(environment or {})})
+                    start_new_session=True, env={**os.environ, **(environment or {})}, cwd=directory)
             os.close(writing)
             writing = -1
             self.pid = self._engine_pid(reading)

@@ -51,6 +51,20 @@ def test_embedded_runs_this_python_with_the_cluster_as_it_is_in_memory(tmp_path)
     assert load_cluster(path) == cluster(kind="embedded")
 
 
+def test_a_relative_program_is_found_below_the_project_from_any_folder(tmp_path, monkeypatch):
+    root = tmp_path / "project"
+    (root / "data" / "models").mkdir(parents=True)
+    (root / "tool").mkdir()
+    (root / "tool" / "engine").write_text("")
+    monkeypatch.setenv("SPOC_DATA", str(root / "data"))
+    spec = cluster(kind="process", command=["tool/engine"])
+    monkeypatch.chdir(tmp_path)
+    assert prepare(spec, {}, 1, tmp_path).directory == root
+    monkeypatch.chdir(root)
+    assert prepare(spec, {}, 1, tmp_path).directory is None
+    assert prepare(cluster(kind="process", command=["no/engine"]), {}, 1, tmp_path).program is None
+
+
 def test_container_is_published_on_loopback_and_removed_by_name(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     spec = cluster(kind="container", image="vllm/vllm-openai:v0.32", environment={"VLLM_LOGGING_LEVEL": "INFO"})
