@@ -12,6 +12,7 @@ from pathlib import Path
 # ruff: noqa: F403, F405 - the columns' names are taken over as a whole
 from numba import njit
 
+from spoc_lib.engine.fast_queues import heap_pop, heap_push
 from spoc_lib.engine.fast_schedule import apply, plan
 from spoc_lib.engine.fast_state import *
 
@@ -33,47 +34,6 @@ def step_seconds(batch, table):
         if time < c[12]:
             time = c[12]
     return time
-
-
-@njit
-def heap_push(s, queues, clock, time, user):
-    """An arrival; equal times keep the order in which they were planned."""
-    order = s[S_ORDER]
-    s[S_ORDER] += 1
-    at = s[S_ARRIVALS]
-    s[S_ARRIVALS] += 1
-    while at > 0:
-        up = (at - 1) // 2
-        if clock[up, X_ARRIVAL] < time or (clock[up, X_ARRIVAL] == time and queues[up, V_ORDER] < order):
-            break
-        clock[at, X_ARRIVAL] = clock[up, X_ARRIVAL]
-        queues[at, V_ORDER], queues[at, V_USER] = queues[up, V_ORDER], queues[up, V_USER]
-        at = up
-    clock[at, X_ARRIVAL] = time
-    queues[at, V_ORDER], queues[at, V_USER] = order, user
-
-
-@njit
-def heap_pop(s, queues, clock):
-    user = queues[0, V_USER]
-    s[S_ARRIVALS] -= 1
-    size = s[S_ARRIVALS]
-    time, order, moved = clock[size, X_ARRIVAL], queues[size, V_ORDER], queues[size, V_USER]
-    at = 0
-    while 2 * at + 1 < size:
-        down = 2 * at + 1
-        right = down + 1
-        if right < size and (clock[right, X_ARRIVAL] < clock[down, X_ARRIVAL] or (
-                clock[right, X_ARRIVAL] == clock[down, X_ARRIVAL] and queues[right, V_ORDER] < queues[down, V_ORDER])):
-            down = right
-        if time < clock[down, X_ARRIVAL] or (time == clock[down, X_ARRIVAL] and order < queues[down, V_ORDER]):
-            break
-        clock[at, X_ARRIVAL] = clock[down, X_ARRIVAL]
-        queues[at, V_ORDER], queues[at, V_USER] = queues[down, V_ORDER], queues[down, V_USER]
-        at = down
-    clock[at, X_ARRIVAL] = time
-    queues[at, V_ORDER], queues[at, V_USER] = order, moved
-    return user
 
 
 @njit
@@ -189,8 +149,7 @@ def _make_run(digest: int):
 
 def _digest() -> int:
     """A number that changes with any of the compiled sources."""
-    folder = Path(__file__).parent
-    sources = b"".join((folder / f"fast_{name}.py").read_bytes() for name in ("state", "cache", "schedule", "loop"))
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("fast_*.py")))
     return int.from_bytes(hashlib.blake2b(sources, digest_size=6).digest(), "little") | 1
 
 
