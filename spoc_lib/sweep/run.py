@@ -30,6 +30,7 @@ from spoc_lib.sweep.fit import Crossing
 from spoc_lib.sweep.ladder import Ladder
 from spoc_lib.sweep.saturation import Saturation, saturation
 from spoc_lib.sweep.slo import check_personas
+from spoc_lib.telemetry.story import Story, build
 
 #: Salts of rungs that are not on the ladder.
 HTTP_SALT = 1_000
@@ -58,6 +59,10 @@ class SweepResult:
     twin_vs_http: pd.DataFrame
     reconciliation: pd.DataFrame
     problems: list[str] = field(default_factory=list)
+
+    def story(self) -> Story:
+        """The rung nearest to the limit on one clock: phases, client percentiles, engine, GPUs, throttle events."""
+        return build(self.requests, self.metrics, self.window, self.capacity["alignment_error_s"])
 
     def findings(self) -> list[str]:
         """The sweep in sentences, computed from its tables."""
