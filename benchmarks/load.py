@@ -5,8 +5,9 @@
 
 The paced server (200 ms to the first token, then one every 20 ms, events of about 250 bytes) has a core of its own
 where the machine has two. Lanes: `streams` 300 users of 200 tokens; `prompts30k` 50 users with 30 000-token prompts;
-`prompts128k` 10 users with 128 000-token ones (512 kB bodies); `soak` watches memory (judged from `--seconds 300` on); `guidellm`, `aiperf` are peers
-from PyPI, each in its own environment below `--peers` (made on first use, which needs the network and minutes).
+`prompts128k` 10 users with 128 000-token ones (512 kB bodies); `soak` watches memory (judged from `--seconds 300` on);
+`guidellm`, `aiperf` are peers from PyPI, each in its own environment below `--peers` (made on first use, which needs
+the network and minutes).
 
 Figures: streams truly in flight (the server's own integral, over the middle of the run); TTFT error = measured by the
 client minus 200 ms; gap error = |gap - 20 ms| for each token; stamp lag = our stamp minus the server's own write; CPU a

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import socket as plain_socket
 import struct
+import sys
 import time
 
 import gevent
@@ -20,6 +21,7 @@ from geventhttpclient.client import HTTPClient, HTTPClientPool
 from geventhttpclient.connectionpool import ConnectionPool, SSLConnectionPool
 
 SO_TIMESTAMPNS = 35  # Linux, asm-generic; Python's socket module does not name it
+KERNEL_STAMPS = sys.platform == "linux"
 _STAMP = struct.Struct("qq")
 _ANCILLARY_BYTES = 64
 #: Servers drop idle connections (uvicorn after 5 s); a request must not race with that.
@@ -137,10 +139,9 @@ class ArrivalPool(Reserving, ConnectionPool):
     def _create_tcp_socket(self, family: int, socktype: int, protocol: int) -> ArrivalSocket:
         sock = ArrivalSocket(family, socktype, protocol)
         sock.setsockopt(plain_socket.IPPROTO_TCP, plain_socket.TCP_NODELAY, 1)
-        try:
-            sock.setsockopt(plain_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        except OSError:
-            sock.kernel_stamps = False  # the summary says which stamps were used
+        if KERNEL_STAMPS:
+            with contextlib.suppress(OSError):  # the summary says which stamps were used
+                sock.setsockopt(plain_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         return sock
 
     def return_socket(self, sock: ArrivalSocket) -> None:

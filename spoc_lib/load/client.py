@@ -20,7 +20,7 @@ from gevent.threadpool import ThreadPool
 from locust.env import Environment
 from locust.runners import STATE_RUNNING, Runner
 
-from spoc_lib.load.arrivals import ArrivalClientPool, WallOffset
+from spoc_lib.load.arrivals import KERNEL_STAMPS, ArrivalClientPool, WallOffset
 from spoc_lib.load.bodies import BodyEncoder
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.rung import Rung
@@ -134,8 +134,8 @@ class Client:
 
     def _breathe(self) -> None:
         """With many streams, let a millisecond of tokens gather before each look at the sockets: one wake-up serves
-        many, and the kernel's stamps stay what they are. Not under TLS, where stamps are our own."""
-        if self.plan.base_url.startswith("https:"):
+        many, and the kernel's stamps stay what they are. Not where stamps are our own (TLS, other systems)."""
+        if self.plan.base_url.startswith("https:") or not KERNEL_STAMPS:
             return
         sleep, rung = gevent.monkey.get_original("time", "sleep"), self.rung
 

@@ -152,11 +152,11 @@ def _reply(writer: asyncio.StreamWriter, pacer: Pacer, path: bytes) -> None:
                  .encode() + body)
 
 
-class FineSelector(selectors.EpollSelector):
+class FineSelector(selectors.DefaultSelector):
     """epoll rounds a wait up to whole milliseconds; `select` on the epoll descriptor itself keeps microseconds."""
 
     def select(self, timeout: float | None = None) -> list:
-        if timeout is not None and timeout > 0:
+        if hasattr(selectors, "EpollSelector") and timeout is not None and timeout > 0:
             select.select([self.fileno()], [], [], timeout)
             timeout = 0
         return super().select(timeout)

@@ -34,7 +34,7 @@ def check(tmp_path_factory):
     folder = tmp_path_factory.mktemp("check")
     os.environ["SPOC_CACHE"] = str(folder)
     try:
-        yield selfcheck(20, 6.0, folder=folder / "rung"), stored()
+        yield selfcheck(20, 5.0, folder=folder / "rung"), stored()
     finally:
         del os.environ["SPOC_CACHE"]
 
@@ -86,10 +86,10 @@ def test_two_processes_share_the_users_and_merge_their_books(tmp_path):
 
 def test_personas_play_whole_conversations(tmp_path):
     with paced_server(0.05, 0.01, log=False) as url:
-        result = run(LoadPlan(base_url=url, model="paced", users=6, duration_s=6.0, personas="tiny"), tmp_path)
+        result = run(LoadPlan(base_url=url, model="paced", users=6, duration_s=4.0, personas="tiny"), tmp_path)
     requests = result.requests
     assert (requests["outcome"] == "completed").all()
-    assert requests.groupby("user")["turn"].count().max() > 2
+    assert requests.groupby("user")["turn"].count().max() > 1
     assert {"T0", "T1"} >= set(requests["persona"]) == set(result.summary["per_persona"])
     lag = requests["send_s"] - requests["intended_send_s"]
     assert lag.min() >= 0 and np.median(lag) < 0.05
