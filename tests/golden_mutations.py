@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 #: flight that output is always applied before the next admission, so nothing can observe it.
 #: (what is broken, file, the line's text, what it becomes)
 MUTATIONS = [
-    ("eviction takes the most recently freed block", "kv_cache", "popitem(last=False)", "popitem(last=True)"),
+    ("eviction takes the most recently freed block", "block_pool", "popitem(last=False)", "popitem(last=True)"),
     ("a request's blocks are freed from the root", "kv_cache", "self.pool.release(held[::-1])",
      "self.pool.release(held)"),
     ("groups are freed in reverse order", "kv_cache", "for held in request.blocks:\n            self.pool.rel",
      "for held in request.blocks[::-1]:\n            self.pool.rel"),
-    ("a look-up returns the newest copy", "kv_cache", "return copies[0] if copies", "return copies[-1] if copies"),
+    ("a look-up returns the newest copy", "block_pool", "return copies[0] if copies", "return copies[-1] if copies"),
     ("a hit may cover the whole prompt", "kv_cache", "length = request.num_tokens - 1", "length = request.num_tokens"),
     ("a sliding hit needs the whole window", "kv_cache", "ceil_div(window - 1, block_size) if window else 0 for",
      "ceil_div(window, block_size) + 1 if window else 0 for"),

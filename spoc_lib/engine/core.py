@@ -97,12 +97,13 @@ class EngineCore:
 
     def add_request(self, request_id: str, prompt: Sequence[int] | Content, max_tokens: int, *,
                     num_prompt: int | None = None, output: OutputTokens | None = None, min_tokens: int = 0,
-                    stop_token_ids: Iterable[int] = ()) -> Request:
+                    stop_token_ids: Iterable[int] = (), stop_at: int | None = None) -> Request:
         """Queue a request.
 
         prompt: token ids, or a `Content` together with `num_prompt`, its length in tokens;
         max_tokens: output tokens; the context limit may end it earlier (finish_reason "length" both times);
-        output: the tokens that sampling will give; stop_token_ids end it with "stop" after min_tokens.
+        output: the tokens that sampling will give; stop_token_ids, or the stop_at-th token, end it with "stop" after
+        min_tokens.
         Raises QueueFullError (HTTP 503), ContextLengthError (HTTP 400), ValueError for a repeated id.
         """
         if request_id in self.requests:
@@ -114,7 +115,7 @@ class EngineCore:
             raise ValueError("a request needs at least one prompt token and one output token")
         self.check_admission(num_prompt)
         request = Request(request_id, prompt, num_prompt, max_tokens, output, min_tokens,
-                          frozenset(stop_token_ids))
+                          frozenset(stop_token_ids), stop_at)
         self.requests[request_id] = request
         self.scheduler.waiting.append(request)
         return request

@@ -153,7 +153,8 @@ def replay(recording: Recording, file: str = "") -> FileResult:
     finished = {request.id: request.finished_step for request in recording.requests}
     for entry in recording.requests:
         request = Request(entry.id, TokenContent(entry.prompt_token_ids, recording.config.block_size),
-                          len(entry.prompt_token_ids), entry.max_tokens, output=_replayed(entry.output_token_ids))
+                          len(entry.prompt_token_ids), entry.max_tokens, output=_replayed(entry.output_token_ids),
+                          stop_at=_stopped_at(entry, recording.config.max_model_len))
         arrivals.setdefault(entry.arrived_step, []).append(request)
     in_flight: SchedulerOutput | None = None
     for number, recorded in enumerate(recording.steps):
@@ -169,6 +170,14 @@ def replay(recording: Recording, file: str = "") -> FileResult:
     for request, step in finished.items():
         comparison.equal(len(recording.steps), "finished_step", step, None, request)
     return FileResult(file, len(recording.steps), comparison.count, comparison.first)
+
+
+def _stopped_at(entry: RecordedRequest, max_model_len: int) -> int | None:
+    """A reply that finished before max_tokens and before the context limit was ended by the model."""
+    tokens = len(entry.output_token_ids)
+    ended = (entry.finished_step is not None and tokens < entry.max_tokens
+             and len(entry.prompt_token_ids) + tokens < max_model_len)
+    return tokens if ended else None
 
 
 def _replayed(output: list[int]):

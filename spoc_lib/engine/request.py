@@ -40,7 +40,8 @@ class Request:
     num_in_flight: tokens of scheduled steps whose output is not applied yet;
     num_stale: the part of them that was scheduled before the last preemption;
     junction: where the prefix that others cached in the full-attention group ends, fixed at look-up (0 = none);
-    num_cached: cached tokens at first admission, None before it.
+    num_cached: cached tokens at first admission, None before it;
+    stop_at: output tokens after which the model ends its reply by itself (an end token), None: it does not.
     blocks, num_hashed: see `kv_cache`.
     """
 
@@ -51,6 +52,7 @@ class Request:
     output: OutputTokens | None = None
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    stop_at: int | None = None
     status: Status = Status.WAITING
     num_tokens: int = 0
     num_computed: int = 0

@@ -228,7 +228,8 @@ class Scheduler:
                              request.num_cached or 0)
 
     def _check_stop(self, request: Request, token: int) -> None:
-        if token in request.stop_token_ids and request.num_output > request.min_tokens:
+        stops = token in request.stop_token_ids or request.num_output == request.stop_at
+        if stops and request.num_output > request.min_tokens:
             request.finish_reason = "stop"
         elif request.num_tokens >= self.max_model_len or request.num_output >= request.max_tokens:
             request.finish_reason = "length"

@@ -73,6 +73,12 @@ def test_every_field_of_a_step_is_compared(tmp_path, field, value):
     assert (first.step, first.field, first.recorded) == (0, field, value)
 
 
+def test_a_reply_that_the_model_ended(tmp_path):
+    recording = by_hand()
+    recording["requests"][0]["max_tokens"] = 30
+    assert replay(load_recording(write(tmp_path / "ended.json", recording))).mismatches == 0
+
+
 def test_finishes_and_idle_steps_are_compared(tmp_path):
     recording = by_hand()
     recording["requests"][1]["finished_step"] = 4
