@@ -22,6 +22,9 @@ from spoc_lib.telemetry.reconcile import reconcile
 from spoc_lib.telemetry.straggler import find_stragglers
 from spoc_lib.telemetry.timeline import window_summary
 
+#: Share of the wall time that scrapes may be on their way; the server's own share of it is several times smaller.
+SCRAPE_SHARE = 0.05
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -94,9 +97,8 @@ class RungBook:
         beside = [] if record.driver == "virtual" else reconcile(
             record.requests, record.chunks, record.metrics, record.start_s, record.end_s).to_dict("records")
         problems = list(record.problems)
-        if record.overhead_ratio is not None and record.overhead_ratio > 0.01:
-            problems.append(f"answering scrapes took up to {record.overhead_ratio:.1%} of the server's time: "
-                            f"scrape less often")
+        if record.overhead_ratio is not None and record.overhead_ratio > SCRAPE_SHARE:
+            problems.append(f"scrapes were on their way for {record.overhead_ratio:.0%} of the time: scrape less often")
         return Entry(number, key, row, slo, server, step_figures(record.steps, record.window, budget),
                      goodput(samples, self.slos), beside,
                      asdict(find_stragglers(record.metrics, *record.window, chunks=record.chunks)), problems, on_ladder,

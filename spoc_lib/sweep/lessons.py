@@ -104,3 +104,25 @@ def chunked_prefill_is_the_trade_off(variants: Sequence[tuple[int, Mapping]]) ->
     return Lesson(name, holds, f"At the same users, {verdict} ({shown}).", {
         "small_budget": small, "large_budget": large, "itl_ratio": low["itl_p95_s"] / high["itl_p95_s"],
         "ttft_ratio": low["ttft_p95_s"] / high["ttft_p95_s"]})
+
+
+def overload_leaves_no_trace(rungs: pd.DataFrame) -> Lesson:
+    """Up and down: rungs of equally many users before and after an overload on one and the same server (RUNGS in the
+    order in which they were run). A server that is worse afterwards keeps something of it: a queue, a cold cache."""
+    name = "overload leaves no trace"
+    valid = rungs[rungs["verdict"] != "invalid"].sort_values("rung").to_dict("records")
+    for later in reversed(range(len(valid))):
+        for earlier in range(later):
+            one, two = valid[earlier], valid[later]
+            between = [row for row in valid[earlier + 1:later]
+                       if row["verdict"] == "missed" and row["users"] > one["users"]]
+            if one["users"] != two["users"] or not between:
+                continue
+            worse = one["verdict"] == "met" and two["verdict"] == "missed"
+            verdict = "worse than before: the overload left a trace" if worse else "no worse than before"
+            return Lesson(name, not worse, (
+                f"After {between[-1]['users']} users, {two['users']} users are {verdict} (p95 TTFT "
+                f"{_seconds(one['ttft_p95_s'])} s then, {_seconds(two['ttft_p95_s'])} s now; p95 ITL "
+                f"{_milliseconds(one['itl_p95_s'])} and {_milliseconds(two['itl_p95_s'])} ms)."),
+                {"users": one["users"], "ttft_p95_before_s": one["ttft_p95_s"], "ttft_p95_after_s": two["ttft_p95_s"]})
+    return Lesson(name, None, "No number of users was run both before and after an overload.")

@@ -225,7 +225,8 @@ class _Sweep:
         rungs, slo = self.book.rungs(), self.book.slo()
         if not checks and limit:
             checks = [lessons.utilisation_is_not_the_sla(rungs, crossing.users),
-                      lessons.memory_is_not_always_the_bottleneck(limit.row, None)]
+                      lessons.memory_is_not_always_the_bottleneck(limit.row, None, rungs, crossing.users),
+                      lessons.overload_leaves_no_trace(rungs)]
         found = self._saturated(limit, crossing, limits)
         hardware = self.cluster.hardware
         reconciliation = pd.DataFrame(next((entry.reconciliation for entry in reversed(self.book.entries)

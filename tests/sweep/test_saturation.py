@@ -76,3 +76,23 @@ def test_memory_and_chunked_prefill_are_asked_anew():
     assert lessons.chunked_prefill_is_the_trade_off([(2048, small), (8192, large)]).holds
     assert lessons.chunked_prefill_is_the_trade_off([(2048, large), (8192, small)]).holds is False
     assert lessons.chunked_prefill_is_the_trade_off([(2048, large)]).holds is None
+
+
+def test_a_cache_that_misses_three_times_as_much_is_a_full_pool():
+    within, beyond = {**ROW, "cached_ratio": 0.94, "users": 115}, {**ROW, "cached_ratio": 0.82, "users": 120}
+    found = saturation(CALM, beyond, max_num_seqs=1024, max_num_batched_tokens=8192, binding=ITL, within=within)
+    assert found.resource == "kv_blocks" and "94%" in found.evidence[0] and "82% at 120" in found.evidence[0]
+    steady = {**beyond, "cached_ratio": 0.92}
+    assert saturation(CALM, steady, max_num_seqs=1024, max_num_batched_tokens=8192, binding=ITL,
+                      within=within).resource != "kv_blocks"
+
+
+def test_up_and_down_shows_what_an_overload_leaves():
+    def row(number, users, verdict, ttft):
+        return dict(rung=number, users=users, verdict=verdict, ttft_p95_s=ttft, itl_p95_s=0.02)
+
+    up = [row(0, 50, "met", 1.0), row(1, 100, "missed", float("inf"))]
+    worse = lessons.overload_leaves_no_trace(pd.DataFrame([*up, row(2, 50, "missed", 9.0)]))
+    assert worse.holds is False and "left a trace" in worse.sentence and "9.00" in worse.sentence
+    assert lessons.overload_leaves_no_trace(pd.DataFrame([*up, row(2, 50, "met", 1.1)])).holds is True
+    assert lessons.overload_leaves_no_trace(pd.DataFrame(up)).holds is None
