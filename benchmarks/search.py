@@ -1,6 +1,6 @@
 """How few launches does a search need? A perturbed twin plays the real server; the plain twin screens for it.
 
-    python benchmarks/search.py [--seeds 5] [--launches 12] [--json FILE]
+    python benchmarks/search.py [--seeds 5] [--first-seed 0] [--launches 12] [--methods tpe,random,grid] [--json FILE]
 
 The server differs from the twin as a real one would: each physical parameter of its step time is another one, it has
 fewer KV blocks, its crowd holds other people, every measurement is noisy, and it crashes where the twin does not.
@@ -151,7 +151,7 @@ class Bench:
         return [score(paid[:count], self.server, self.reference) for count in range(1, len(paid) + 1)]
 
 
-def one_seed(cluster: Cluster, profile: Profile, seed: int, launches: int, folder: Path,
+def one_seed(cluster: Cluster, profile: Profile, seed: int, launches: int, folder: Path, besides: list[str],
              say: Callable[[str], None]) -> dict:
     bench = Bench(cluster, profile, seed, folder)
     methods = {
@@ -162,10 +162,13 @@ def one_seed(cluster: Cluster, profile: Profile, seed: int, launches: int, folde
     }
     curves = {}
     for name, run in methods.items():
+        if name not in ("screened", "nsga2", *besides):
+            continue
         began = time.process_time()
         curves[name] = run()
-        say(f"seed {seed}: {name} {len(curves[name])} launches, hypervolume {curves[name][-1]:.1f} "
-            f"({time.process_time() - began:.0f} s)")
+        told = ", ".join(f"{curves[name][count - 1]:.0f}@{count}" for count in (4, 8, 12, 20, 40, 60)
+                         if count <= len(curves[name]))
+        say(f"seed {seed}: {name}: hypervolume at launches {told} ({time.process_time() - began:.0f} s)")
     whole = curves["nsga2"][-1]
     shares = {f"{name}@{count}": curve[min(count, len(curve)) - 1] / whole if whole else float("nan")
               for name, curve in curves.items() for count in (launches, REFERENCE_LAUNCHES)
@@ -201,10 +204,14 @@ def _made(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--methods", default="tpe,random,grid", help="what runs beside the screened search and NSGA-II")
     parser.add_argument("--launches", type=int, default=12)
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
+
+    besides = options.methods.split(",")
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -213,9 +220,9 @@ def main() -> None:
     cluster = Cluster.model_validate({**base, "search": {"target_users": options.users, "space": {}}})
     profile = Profile.model_validate({**load_profile("quick").model_dump(), "screen_s": SCREEN_S})
     with tempfile.TemporaryDirectory() as folder:
-        seeds = [one_seed(cluster, profile, seed, options.launches, Path(folder) / str(seed), say)
-                 for seed in range(options.seeds)]
-        small = grid(cluster, profile, options.launches, Path(folder) / "small", say)
+        seeds = [one_seed(cluster, profile, seed, options.launches, Path(folder) / str(seed), besides, say)
+                 for seed in range(options.first_seed, options.first_seed + options.seeds)]
+        small = grid(cluster, profile, options.launches, Path(folder) / "small", say) if "grid" in besides else None
     names = sorted({name for seed in seeds for name in seed["shares"]})
     mean = {name: float(np.mean([seed["shares"][name] for seed in seeds if name in seed["shares"]])) for name in names}
     worst = min(seed["shares"][f"screened@{options.launches}"] for seed in seeds)

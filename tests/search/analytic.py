@@ -11,19 +11,19 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spoc_lib.config import load_cluster
+from spoc_lib.config import SearchSpec, load_cluster
 from spoc_lib.search.evaluate import Measurement, TrialFailure
 from spoc_lib.search.space import Flags, build_space
 from spoc_lib.search.study import SearchStudy, record_of
 
-TTFT_LIMIT_S, ITL_LIMIT_S = 5.0, 0.05
+TTFT_LIMIT_S, ITL_LIMIT_S, USERS = 5.0, 0.05, 150
 
 
 @dataclass
 class FormulaEvaluator:
     """Chunk size trades TTFT against ITL, slots trade queueing against ITL; no memory above 0.93 with big chunks."""
 
-    users: int = 150
+    users: int = USERS
     version: str = "formula 1"
     driver: str = "virtual"
     seconds: float = 0.0
@@ -47,7 +47,7 @@ class FormulaEvaluator:
 
 def study(folder: Path, *, evaluator: FormulaEvaluator | None = None, seed: int = 1, population: int = 6,
           **more) -> SearchStudy:
-    space = build_space(load_cluster("sim-4xh100"))
+    space = build_space(load_cluster("sim-4xh100").model_copy(update={"search": SearchSpec(target_users=USERS)}))
     return SearchStudy(space, evaluator or FormulaEvaluator(), folder, "workload 1", seed, population,
                        [space.defaults], **more)
 

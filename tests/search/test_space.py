@@ -72,7 +72,7 @@ def test_the_grid_holds_no_invalid_and_no_repeated_engine():
 
 
 def test_flags_without_effect_fall_back_to_the_default():
-    space = build_space(load_cluster("sim-4xh100"))  # 150 users
+    space = build_space(changed("sim-4xh100", search={"target_users": 150}))
     beyond = {**space.defaults, "max_num_batched_tokens": 1024, "long_prefill_token_threshold": 4096,
               "max_num_seqs": 256}
     assert space.canonical(beyond) == {**space.defaults, "max_num_batched_tokens": 1024}
