@@ -26,7 +26,12 @@ class Conversation:
     def __init__(self, corpus: Corpus, echo: Literal["content", "reasoning"] = "content") -> None:
         self._corpus, self._echo = corpus, echo
         self._messages: list[dict] = []
-        self.history_tokens = 0
+        self._sizes: list[int] = []
+
+    @property
+    def history_tokens(self) -> int:
+        """Content of the history in tokens, replies included, template excluded."""
+        return sum(self._sizes)
 
     @property
     def messages(self) -> list[dict]:
@@ -36,8 +41,7 @@ class Conversation:
     def apply(self, turn: Turn) -> list[dict]:
         """Append what `turn` brings and return the messages of its request."""
         if turn.starts:
-            self._messages = []
-            self.history_tokens = 0
+            self._messages, self._sizes = [], []
             pending: list[Segment] = []
             for segment, reply_tokens in turn.history:
                 pending.append(segment)
@@ -60,10 +64,11 @@ class Conversation:
         """Take back the last user message of a request that failed, so that roles keep alternating."""
         if self._messages and self._messages[-1]["role"] == "user":
             self._messages.pop()
+            self._sizes.pop()
 
     def _reply(self, text: str, tokens: int) -> None:
         self._messages.append({"role": "assistant", "content": text})
-        self.history_tokens += tokens
+        self._sizes.append(tokens)
 
     def _append(self, segments: tuple[Segment, ...] | list[Segment]) -> None:
         shared = [s for s in segments if s.layer in SHARED_LAYERS] if not self._messages else []
@@ -71,4 +76,4 @@ class Conversation:
         for role, group in (("system", shared), ("user", own)):
             if group:
                 self._messages.append({"role": role, "content": "".join(map(self._corpus.text, group))})
-                self.history_tokens += sum(segment.tokens for segment in group)
+                self._sizes.append(sum(segment.tokens for segment in group))

@@ -116,3 +116,15 @@ def test_unusable_monorepo(tmp_path, files, said):
     with pytest.raises(InputError) as error:
         Corpus.from_directory(tmp_path if files is not None else tmp_path / "absent")
     assert said in error.value.message
+
+
+def test_a_turn_taken_back_leaves_the_history_as_it_was():
+    corpus = Corpus.from_directory()
+    history = Conversation(corpus)
+    user = build_script("tiny", 3).user(0)
+    history.apply(user.next(0))
+    history.add_reply("done.", tokens=2)
+    before, size = history.messages, history.history_tokens
+    history.apply(user.next(history.history_tokens))
+    history.drop_last()
+    assert (history.messages, history.history_tokens) == (before, size)
