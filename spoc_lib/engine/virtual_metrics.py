@@ -105,22 +105,24 @@ def _token_gaps(log: RunLog) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cumulated(when: np.ndarray, weight: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Sum of the weights of events up to each grid point; events without a time (NaN) never happened."""
     known = ~np.isnan(when)
-    order = np.argsort(when[known], kind="stable")
-    total = np.append(0.0, np.cumsum(weight[known][order]))
-    return total[np.searchsorted(when[known][order], grid, side="right")]
+    place = np.searchsorted(grid, when[known], side="left")
+    return np.bincount(place, weights=weight[known], minlength=len(grid) + 1)[: len(grid)].cumsum()
 
 
 def _histogram(metric: str, labels: dict[str, str], value: np.ndarray, when: np.ndarray, buckets: tuple[float, ...],
                grid: np.ndarray) -> Iterator[Sample]:
     known = ~np.isnan(when) & ~np.isnan(value)
     value, when = value[known], when[known]
-    for bound in buckets:
-        edge = "+Inf" if bound == np.inf else str(bound)
-        inside = value <= bound
-        yield "vllm", f"{metric}_bucket", labels | {"le": edge}, _cumulated(when[inside], np.ones(inside.sum()), grid)
+    columns = len(grid) + 1
+    cell = np.searchsorted(buckets, value, side="left") * columns + np.searchsorted(grid, when, side="left")
+    counts = np.bincount(cell, minlength=len(buckets) * columns).reshape(len(buckets), columns)
+    counts = counts[:, : len(grid)].cumsum(axis=1).cumsum(axis=0).astype(float)
+    for bound, row in zip(buckets, counts, strict=True):
+        yield "vllm", f"{metric}_bucket", labels | {"le": "+Inf" if bound == np.inf else str(bound)}, row
     yield "vllm", f"{metric}_sum", labels, _cumulated(when, value, grid)
-    yield "vllm", f"{metric}_count", labels, _cumulated(when, np.ones(len(value)), grid)
+    yield "vllm", f"{metric}_count", labels, counts[-1]
 
 
 def _dcgm(log: RunLog, engine, grid: np.ndarray, interval_s: float) -> Iterator[Sample]:
