@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
 import tempfile
@@ -31,7 +32,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 TINY_MODEL = {
@@ -40,6 +41,7 @@ TINY_MODEL = {
     "max_position_embeddings": 16384, "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
 }
 MAX_STEPS = 2000
+logging.disable(logging.WARNING)  # advice on running the model, which does not run
 
 
 def scenario(draw: random.Random, asynchronous: bool) -> tuple[dict, list[dict]]:
@@ -68,6 +70,8 @@ def scenario(draw: random.Random, asynchronous: bool) -> tuple[dict, list[dict]]
                              "output_token_ids": tokens, "max_tokens": answer, "finished_step": None})
             if draw.random() < 0.1:  # the same prompt once more
                 requests.append({**requests[-1], "id": f"u{user}x{turn}", "arrived_step": step + draw.randint(0, 30)})
+            if draw.random() < 0.06:  # the client goes away
+                requests[-1]["aborted_step"] = requests[-1]["arrived_step"] + draw.randint(1, 60)
             history = prompt + tokens if draw.random() < 0.8 else prompt
             step += len(tokens) + draw.randint(0, 40)
     if not requests:
@@ -127,6 +131,10 @@ class Recorder:
         self.scheduler.add_request(Request(entry["id"], list(entry["prompt_token_ids"]), limits, None,
                                            block_hasher=self.hasher))
 
+    def abort(self, name: str) -> bool:
+        """The client of `name` went away; False when it has finished."""
+        return bool(self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED))
+
     def samples(self, output) -> list[str]:
         """Requests of a planned step that sample: those whose known tokens are all computed by its end."""
         return [name for name in output.num_scheduled_tokens if not self.scheduler.requests[name].is_prefill_chunk]
@@ -179,6 +187,12 @@ def record(config: dict, requests: list[dict], model_dir: str) -> dict | None:
             return None
         while arrivals and arrivals[0]["arrived_step"] <= number:
             recorder.add(arrivals.popleft())
+        for one in requests:
+            if one.get("aborted_step") == number:
+                if recorder.abort(one["id"]):
+                    open_requests -= 1
+                else:
+                    del one["aborted_step"]
         if recorder.scheduler.requests:
             output, entry = recorder.step(admitted, cached)
             in_flight.append((output, recorder.samples(output)))

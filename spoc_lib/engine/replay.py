@@ -1,7 +1,8 @@
 """Replay of schedules recorded from the real engine: every field of every step must agree.
 
 A recording holds `config`, `requests` (token ids in and out, `arrived_step`, `finished_step`) and `steps`, one entry
-a step (null where there was nothing to do). Requests arrive before the step of their `arrived_step` is scheduled.
+a step (null where there was nothing to do). Requests arrive before the step of their `arrived_step` is scheduled, and
+one with an `aborted_step` (optional) is dropped before that step is scheduled, after its arrivals.
 Synchronous: a step's output is applied before the next is scheduled. Asynchronous: the output of step k is applied
 after step k + 1 is scheduled. A request's `finished_step` counts the steps done when its last output was applied
 (its index + 1), in both modes.
@@ -60,6 +61,7 @@ class RecordedRequest(_Record):
     output_token_ids: list[int]
     max_tokens: Count
     finished_step: NonNegative | None = None
+    aborted_step: NonNegative | None = None
 
 
 class RecordedStep(_Record):
@@ -150,15 +152,20 @@ def replay(recording: Recording, file: str = "") -> FileResult:
     scheduler = build_scheduler(recording.config)
     comparison = _Comparison(file)
     arrivals: dict[int, list[Request]] = {}
+    aborts: dict[int, list[Request]] = {}
     finished = {request.id: request.finished_step for request in recording.requests}
     for entry in recording.requests:
         request = Request(entry.id, TokenContent(entry.prompt_token_ids, recording.config.block_size),
                           len(entry.prompt_token_ids), entry.max_tokens, output=_replayed(entry.output_token_ids),
                           stop_at=_stopped_at(entry, recording.config.max_model_len))
         arrivals.setdefault(entry.arrived_step, []).append(request)
+        if entry.aborted_step is not None:
+            aborts.setdefault(entry.aborted_step, []).append(request)
     in_flight: SchedulerOutput | None = None
     for number, recorded in enumerate(recording.steps):
         scheduler.waiting.extend(arrivals.pop(number, ()))
+        for request in aborts.pop(number, ()):
+            scheduler.finish([request])
         output = scheduler.schedule() if scheduler.running or scheduler.waiting else None
         _compare_step(comparison, number, recorded, output, scheduler)
         applied = in_flight if recording.config.async_scheduling else output
