@@ -71,11 +71,14 @@ def margins(verdicts: pd.DataFrame, level: float) -> list[Margins]:
         share = np.clip(share, 0.5 / (size + 1), (size + 0.5) / (size + 1))  # none of n: taken as half a sample
         centre = _log_odds(share)
         low, high = (_log_odds(rows[name].to_numpy(float)) for name in ("beyond_low_ratio", "beyond_high_ratio"))
+        down, up = (centre - low) / z, (high - centre) / z
+        down = np.where(low <= -EXTREME, np.maximum(down, up), down)  # nothing seen beyond: no error below zero either
+        up = np.where(high >= EXTREME, np.maximum(down, up), up)
         least = 1e-3
         found.append(Margins(
             f"{persona} {metric} p{percentile:g} <= {limit_s:g} s", rows["users"].to_numpy(float),
             centre - float(_log_odds(np.array(1 - percentile / 100))),
-            np.clip((centre - low) / z, least, EXTREME), np.clip((high - centre) / z, least, EXTREME)))
+            np.clip(down, least, EXTREME), np.clip(up, least, EXTREME)))
     return found
 
 
@@ -85,8 +88,7 @@ def _log_odds(share: np.ndarray) -> np.ndarray:
 
 
 def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The non-decreasing curve nearest to each row of `values` (replicates, rungs), in weighted least
-    squares.
+    """The non-decreasing curve nearest to each row of `values` (replicates, rungs), in weighted least squares.
 
     The max-min formula: at i, the largest over a <= i of the smallest over b >= i of the mean of a..b.
     """
@@ -166,7 +168,8 @@ def inflated(one: Margins) -> Margins:
 
 
 def _weights(one: Margins) -> np.ndarray:
-    return 1.0 / ((one.down + one.up) / 2) ** 2
+    """All rungs weigh the same: they last equally long, and a rung that saw no burst looks more certain than it is."""
+    return np.ones(one.users.size)
 
 
 def _point(one: Margins, weights: np.ndarray) -> tuple[float, tuple[float, float]]:
