@@ -67,11 +67,12 @@ def simulate(
                       gap_cap_s=gap_cap, start=start, flags=parse_assignments(assignments or []))
     emit(result, json, "\n".join([
         f"{result['users']} users, {result['simulated_s']:.0f} simulated s in {result['wall_s']:.2f} s "
-        f"({result['speed']:.0f} x real time; seating the users took {result['setup_s']:.2f} s), simulated",
+        f"({result['speed']:.0f} x real time; setting up took {result['setup_s']:.2f} s), simulated",
         f"TTFT p50 {result['ttft_s']['p50']:.3f} s, p95 {result['ttft_s']['p95']:.3f} s; "
         f"ITL p50 {result['itl_s']['p50'] * 1e3:.2f} ms, p95 {result['itl_s']['p95'] * 1e3:.2f} ms",
         f"{result['output_tokens_per_s']:.0f} output tokens/s, {result['prompt_tokens_per_s']:.0f} prompt tokens/s, "
         f"{result['cached_ratio']:.1%} of prompt tokens cached, {result['preemptions']} preemptions",
+        *(f"outside what was measured: {sentence}" for sentence in result["passport"].get("outside", [])),
     ]))
 
 

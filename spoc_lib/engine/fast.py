@@ -64,8 +64,17 @@ class FastRun:
         for number in range(users):
             self._prepare(number)
         self._sync()
+        self._load()
+
+    def _load(self) -> None:
+        """Compile the loop, or load it from numba's cache: a run that ends before it begins."""
+        from spoc_lib.engine.fast_loop import run
+
+        self.m.sums[2, fs.F_END] = -1.0
+        run(*self.m)
 
     def run(self, duration_s: float) -> RunLog:
+        """Play, and return the log."""
         from spoc_lib.engine.fast_loop import GROW, OVER, run, take_turn
 
         self.m.sums[2, fs.F_END] = duration_s

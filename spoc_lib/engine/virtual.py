@@ -12,10 +12,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine import fast
+from spoc_lib.engine import fast, passport
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.runlog import RunLog, chunks_table, requests_table, steps_table
 from spoc_lib.engine.virtual_metrics import metrics_table
@@ -29,8 +30,8 @@ class VirtualRun:
 
     requests (REQUESTS), chunks (CHUNKS), metrics (METRICS, 1 s grid), steps (see `runlog.steps_table`): times are
     simulated seconds from 0. window: (start, end) that counts, warm-up excluded. wall_s: seconds the playing took,
-    simulated_s: seconds played; setup_s: seconds that seating the users took before that (a stationary start draws
-    several conversations for each). core: "fast" or "plain". passport: where the step times come from.
+    simulated_s: seconds played; setup_s: seconds before that: seating the users (a stationary start draws several
+    conversations for each), loading the compiled loop. core: "fast" or "plain".
     """
 
     log: RunLog
@@ -67,7 +68,18 @@ class VirtualRun:
 
     @property
     def passport(self) -> dict[str, Any]:
-        return self.engine.passport()
+        """The engine's passport, plus `outside`: sentences on where this run left the measured range."""
+        issued = self.engine.passport()
+        if "range" not in issued or not len(self.log.turns):
+            return issued
+        prompts = np.array([turn.prompt_tokens for turn in self.log.turns])
+        replies = np.array([turn.output_tokens for turn in self.log.turns])
+        running = self.log.steps["running"]
+        return issued | {"outside": passport.outside(
+            issued, concurrency=float(running.max()) if len(running) else None, prompt_tokens=float(prompts.max()),
+            context_tokens=float((prompts + replies).max()),
+            batched_tokens=float(self.engine.flags.max_num_batched_tokens),
+            cached_tokens=float(max(self.log.cached.max(), 0)))}
 
     @property
     def speed(self) -> float:
