@@ -43,14 +43,19 @@ def simulate(cluster_name: str, *, users: int, duration_s: float, warmup_s: floa
 
 
 def figures(run: VirtualRun) -> dict[str, Any]:
-    """What a run says in its window: latencies in seconds of requests sent there (failed and unanswered ones as
-    infinite TTFT), rates a second."""
+    """What a run says in its window: latencies in seconds, rates a second.
+
+    TTFT: requests answered in the window; failed ones and those that have waited for half the window or longer
+    without an answer count as infinite (shorter waits at the end say nothing yet and are left out).
+    """
     start, end = run.window
     requests, chunks, steps = run.requests, run.chunks, run.steps
-    sent = requests[(requests["send_s"] >= start) & (requests["outcome"] != "censored")]
+    answered = requests[(requests["first_token_s"] >= start)]
+    failed = (requests["outcome"] == "failed") & (requests["send_s"] >= start)
+    waiting = requests["first_token_s"].isna() & ~failed & (requests["send_s"] <= (start + end) / 2)
+    hopeless = int(failed.sum() + (waiting & (requests["outcome"] == "censored")).sum())
     inside = chunks[(chunks["time_s"] >= start) & (chunks["time_s"] <= end)]
     within = steps[(steps["end_s"] > start)]
-    answered = requests[(requests["first_token_s"] >= start)]
     duration = within["duration_s"]
     queries = float(within["prefix_queries"].sum())
     return {
@@ -66,7 +71,7 @@ def figures(run: VirtualRun) -> dict[str, Any]:
         "completed": int((requests["outcome"] == "completed").sum()),
         "failed": int((requests["outcome"] == "failed").sum()),
         "censored": int((requests["outcome"] == "censored").sum()),
-        "ttft_s": percentiles(sent["ttft_s"].fillna(np.inf)),
+        "ttft_s": percentiles(np.append(answered["ttft_s"].to_numpy(), np.full(hopeless, np.inf))),
         "itl_s": percentiles(inter_token_s(inside)),
         "output_tokens_per_s": float(inside["tokens"].sum()) / (end - start),
         "prompt_tokens_per_s": float(answered["intended_prompt_tokens"].sum()) / (end - start),
