@@ -146,8 +146,8 @@ def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_fac
     if len(index) >= 2:
         twin = np.array([pool[i].values for i in index])
         notes += misled(twin, twin * np.exp(ratio))
-    notes.append(f"{study.paid()} real launches; {len(pool) - len(set(index.tolist()))} more engines were judged by the "
-                 f"twin alone.")
+    notes.append(f"{study.paid()} real launches; {len(pool) - len(set(index.tolist()))} more engines were judged by "
+                 f"the twin alone.")
     result = search.assemble(study, cluster, reference, simulated=False, extra=notes + sentences,
                              probabilities=probabilities)
     return search.finish(result, folder)
