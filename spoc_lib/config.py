@@ -176,8 +176,8 @@ class Profile(Strict):
     search_population: PositiveInt
     search_finalists: PositiveInt = Field(description="finalists confirmed by real load over HTTP")
     screen_s: Positive = Field(description="simulated seconds a screening trial")
-    rung_s: Positive = Field(description="seconds a rung; simulated on the virtual clock")
-    warmup_s: Positive
+    rung_s: Positive = Field(description="seconds of a rung that are measured; simulated on the virtual clock")
+    warmup_s: Positive = Field(description="seconds that pass, once every user had its first answer, before that")
     http_rung_s: Positive = Field(description="real seconds of a rung over HTTP")
     http_users: PositiveInt = Field(description="users of the HTTP rung that runs beside its virtual twin")
     http_launches: PositiveInt = Field(8, description="most launches of a real engine in a search")

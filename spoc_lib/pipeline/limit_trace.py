@@ -24,22 +24,20 @@ def trace_at_limit(stage: Stage) -> tuple[Path, str]:
 
 
 def _simulated(stage: Stage) -> tuple[Path, str]:
-    from spoc_lib.engine import virtual
     from spoc_lib.engine.embedded import EmbeddedEngine
     from spoc_lib.engine.kerneltrace import write_trace
+    from spoc_lib.sweep.drivers import Timing, virtual_rung
 
     users, origin = _users(stage)
     engine = EmbeddedEngine.from_cluster(stage.cluster, stage.flags())
-    warmup = stage.profile.warmup_s
-    stage.progress(f"playing {users} users for {warmup + stage.profile.trace_s:g} simulated seconds")
-    run = virtual.play(
-        stage.script, users, engine=engine, duration_s=warmup + stage.profile.trace_s, warmup_s=warmup, seed=stage.seed
-    )
+    seconds, warmup = stage.profile.trace_s, stage.profile.warmup_s
+    stage.progress(f"playing {users} users until {seconds:g} s of the steady state are there")
+    rung = virtual_rung(engine, stage.script, users, Timing(warmup + seconds, warmup), stage.seed)
     path = stage.folder / "limit.sqlite"
-    write_trace(path, engine, run.steps, *run.window)
+    write_trace(path, engine, rung.steps, *rung.window)
     return path, (
-        f"Simulated: the embedded engine wrote {stage.profile.trace_s:g} s of its steps at {users} users "
-        f"({origin}), {warmup:g} s after the start."
+        f"Simulated: the embedded engine wrote {seconds:g} s of its steps at {users} users ({origin}), {warmup:g} s "
+        "after every user had its first answer."
     )
 
 

@@ -46,7 +46,7 @@ def capacities(table: pd.DataFrame) -> go.Figure:
 def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
     """Max users of each cluster by the limit on one metric (top), and the ratio of the first two (below).
 
-    `curve`: columns metric, limit_s, cluster, users, low, high (`evidence.ratio_curve`)."""
+    `curve`: columns metric, limit_s, cluster, users, low, high (`evidence.limit_curve`)."""
     metrics = list(dict.fromkeys(curve["metric"]))
     rows = 2 if len(clusters) > 1 else 1
     figure = make_subplots(
@@ -112,7 +112,7 @@ def latency_by_cluster(answers: Sequence[Answer]) -> go.Figure:
     """p95 TTFT and ITL against users, the clusters side by side."""
     figure = make_subplots(rows=1, cols=2, subplot_titles=[label("ttft_p95_s"), label("itl_p95_s")])
     for position, answer in enumerate(answers):
-        rungs = answer.rungs[answer.rungs["verdict"] != "invalid"].sort_values("users")
+        rungs = answer.climbed.sort_values("users")
         for panel, name in enumerate(("ttft_p95_s", "itl_p95_s"), 1):
             figure.add_scatter(
                 x=rungs["users"],

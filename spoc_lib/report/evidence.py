@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from spoc_lib.report.verdict import Answer, ratio, sentences, table
+from spoc_lib.sweep.compare import Swept, compare
 from spoc_lib.sweep.fit import cross, margins
 
-#: Limits at which the comparison is judged again, as multiples of the cluster's own.
-FACTORS = (0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 4.0)
 _AT_LIMIT = [
     "users",
     "output_tokens_per_s",
@@ -30,65 +28,52 @@ _AT_LIMIT = [
 ]
 
 
-def ratio_curve(answers: list[Answer]) -> pd.DataFrame:
-    """Capacity under other limits, from the same rungs: columns metric, factor, limit_s, cluster, users, low, high.
+def limit_curve(answers: list[Answer]) -> pd.DataFrame:
+    """Capacity under other limits, from the same rungs judged anew: columns metric, limit_s, cluster, users, low, high.
 
-    One metric's limit is scaled at a time; the others stay. `users` is inf where no rung misses, 0 where all do.
+    One metric's limit moves at a time, the others stay. NaN where the rungs do not bound it.
     """
     rows = []
     for answer in answers:
-        valid = answer.rungs.loc[
-            (answer.rungs["verdict"] != "invalid") & (answer.rungs["driver"] == _driver(answer)), "rung"
-        ]
-        slo = answer.slo[answer.slo["rung"].isin(valid)]
-        level = answer.capacity.get("level", 0.9)
-        for metric in sorted(slo["metric"].unique()):
-            own = float(slo.loc[slo["metric"] == metric, "limit_s"].min())
-            for factor in FACTORS:
-                moved = slo.assign(limit_s=np.where(slo["metric"] == metric, slo["limit_s"] * factor, slo["limit_s"]))
-                found = cross(margins(moved, level), level)
+        swept = Swept.read(answer.folder / "sweep")
+        level = answer.capacity["level"]
+        for metric, limits in swept.limits.groupby("metric"):
+            for limit_s in sorted(limits["limit_s"].unique()):
+                found = cross(margins(swept.at(str(metric), float(limit_s)), level), level)
+                users, low, high = (v if 0 < v < math.inf else math.nan for v in (found.users, found.low, found.high))
                 rows.append(
                     {
                         "metric": metric,
-                        "factor": factor,
-                        "limit_s": own * factor,
+                        "limit_s": limit_s,
                         "cluster": answer.cluster.name,
-                        "users": found.users,
-                        "low": found.low,
-                        "high": found.high,
+                        "users": users,
+                        "low": low,
+                        "high": high,
                     }
                 )
-    return pd.DataFrame(rows, columns=["metric", "factor", "limit_s", "cluster", "users", "low", "high"])
+    return pd.DataFrame(rows, columns=["metric", "limit_s", "cluster", "users", "low", "high"])
 
 
-def ratio_table(curve: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
-    """Ratio of two clusters by metric and limit, where both are known: columns metric, limit_s, ratio, low, high."""
-    a, b = (curve[curve["cluster"] == name].set_index(["metric", "limit_s"]) for name in (first, second))
-    both = a.join(b, how="inner", lsuffix="_a", rsuffix="_b")
-    known = both[
-        np.isfinite(both["users_a"]) & np.isfinite(both["users_b"]) & (both["users_a"] > 0) & (both["users_b"] > 0)
-    ]
-    return pd.DataFrame(
-        {
-            "ratio": known["users_a"] / known["users_b"],
-            "low": known["low_a"] / known["high_b"],
-            "high": known["high_a"] / known["low_b"].replace(0, math.nan),
-        }
-    ).reset_index()
+def ratios(answers: list[Answer]) -> pd.DataFrame:
+    """Each cluster against the first at every limit they were both judged at (`sweep.compare`)."""
+    sweeps = [Swept.read(answer.folder / "sweep") for answer in answers]
+    metrics = sorted(set.intersection(*(set(s.limits["metric"]) for s in sweeps)))
+    return pd.concat([compare(sweeps, metric) for metric in metrics], ignore_index=True)
 
 
-def ratio_findings(curve: pd.DataFrame, answers: list[Answer]) -> list[str]:
-    """How far the ratio of the first two clusters moves with the limits."""
+def ratio_findings(answers: list[Answer]) -> list[str]:
+    """How far the ratio of the clusters moves with the limits."""
     if len(answers) < 2:
         return ["One cluster only: run a second one to compare."]
-    names = [answers[0].cluster.name, answers[1].cluster.name]
+    known = ratios(answers).dropna(subset=["ratio"])
     said = []
-    for metric, rows in ratio_table(curve, *names).groupby("metric"):
+    for (cluster, metric), rows in known.groupby(["cluster", "metric"], sort=False):
         least, most = rows.loc[rows["ratio"].idxmin()], rows.loc[rows["ratio"].idxmax()]
         said.append(
             f"Over limits on {str(metric).upper()} from {rows['limit_s'].min():g} s to {rows['limit_s'].max():g} s "
-            f"{names[0]} holds {least['ratio']:.2f} (at {least['limit_s']:g} s) to {most['ratio']:.2f} times (at "
-            f"{most['limit_s']:g} s) the users of {names[1]}."
+            f"{cluster} holds {least['ratio']:.2f} (at {least['limit_s']:g} s) to {most['ratio']:.2f} times (at "
+            f"{most['limit_s']:g} s) the users of {least['reference']}; GPU counts alone would say "
+            f"{least['naive_gpus']:.2f}, memory bandwidth {least['naive_bandwidth']:.2f}."
         )
     return said or ["The rungs do not reach far enough to judge other limits."]
 
@@ -97,7 +82,7 @@ def at_the_limit(answers: list[Answer]) -> pd.DataFrame:
     """The valid rung nearest to each cluster's limit."""
     rows = []
     for answer in answers:
-        valid = answer.rungs[answer.rungs["driver"] == _driver(answer)]
+        valid = answer.climbed
         if len(valid):
             nearest = valid.loc[(valid["users"] - (answer.users or 0)).abs().idxmin()]
             rows.append({"cluster": answer.cluster.name, **{name: nearest[name] for name in _AT_LIMIT}})
@@ -251,11 +236,6 @@ def to_dict(answers: list[Answer], curve: pd.DataFrame) -> dict[str, Any]:
         "gates": gates(answers).to_dict("records"),
         "runs": [a.run for a in answers],
     }
-
-
-def _driver(answer: Answer) -> str:
-    """The driver that the ladder was climbed with."""
-    return "virtual" if answer.cluster.simulated else "locust"
 
 
 def _flat(value: Any) -> str:

@@ -61,6 +61,12 @@ class Answer:
         return None if low is None or self.users is None else (float(low), math.inf if high is None else float(high))
 
     @property
+    def climbed(self) -> pd.DataFrame:
+        """The valid rungs of the ladder: on the virtual clock for an embedded engine, over HTTP for a real one."""
+        driver = "virtual" if self.cluster.simulated else "locust"
+        return self.rungs[(self.rungs["verdict"] != "invalid") & (self.rungs["driver"] == driver)]
+
+    @property
     def label(self) -> str:
         return "simulated" if self.capacity.get("simulated") else "measured"
 
@@ -155,7 +161,7 @@ def cost_of_being_wrong(answers: list[Answer]) -> list[str]:
                 f"{(high - low) / high:.0%} of the possible users unserved; planning for {answer.users:g} risks "
                 f"{(answer.users - low) / low:.0%} too many."
             )
-        beyond = answer.rungs[(answer.rungs["users"] > answer.users) & (answer.rungs["verdict"] == "missed")]
+        beyond = answer.climbed[(answer.climbed["users"] > answer.users) & (answer.climbed["verdict"] == "missed")]
         if len(beyond):
             row = beyond.loc[beyond["users"].idxmin()]
             said.append(

@@ -140,6 +140,7 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
 
     plan = load.LoadPlan(
         base_url=server.base_url, model=server.model, personas=_personas(cluster, script, folder), users=users,
+        corpus=cluster.corpus,
         duration_s=timing.duration_s, warmup_s=timing.warmup_s, seed=script.seed, salt=script.salt,
         gap_cap_s=getattr(script, "gap_cap_s", 60.0), start=getattr(script, "start", "stationary"),
         context_limit=getattr(script, "context_limit", None), scale=getattr(script, "scale", 1.0),
