@@ -74,8 +74,13 @@ def _stream(shard: Shard, tokens: np.ndarray, bytes_per_token: float) -> np.ndar
 
 def stream_rate(shard: Shard) -> float:
     """Bytes a second of kernels that only move activations: held up by the SMs, at most DRAM's bandwidth."""
-    own = shard.parameters.stream_tb_per_s * 1e12 * shard.gpu.bf16_flops_per_s / REFERENCE_FLOPS
-    return 1 / smooth_max(1 / own, 1 / shard.gpu.dram_bytes_per_s, 8.0)
+    return _rate(shard, shard.gpu.dram_bytes_per_s, shard.parameters.stream_tb_per_s)
+
+
+def _rate(shard: Shard, dram_bytes_per_s: float, sm_tb_per_s: float) -> float:
+    """Bytes a second under two limits: DRAM's, and the SMs' (given for `REFERENCE_FLOPS`)."""
+    own = sm_tb_per_s * 1e12 * shard.gpu.bf16_flops_per_s / REFERENCE_FLOPS
+    return 1 / smooth_max(1 / dram_bytes_per_s, 1 / own, 8.0)
 
 
 def experts_hit(model: ModelSpec, tokens: np.ndarray, skew: float) -> np.ndarray:
@@ -101,8 +106,7 @@ def expert_seconds(shard: Shard, tokens: np.ndarray) -> np.ndarray:
     weights = 3 * model.hidden * columns
     read_rate = shard.gpu.dram_bytes_per_s * p.expert_read_efficiency
     if moe.weight_bits < 16:
-        unpack = p.expert_unpack_tb_per_s * 1e12 * shard.gpu.bf16_flops_per_s / REFERENCE_FLOPS
-        read_rate = 1 / smooth_max(1 / read_rate, 1 / unpack, 8.0)
+        read_rate = _rate(shard, read_rate, p.expert_unpack_tb_per_s)
     hit = experts_hit(model, tokens, p.expert_skew)
     read = hit * weights * moe.weight_bits / 8 / read_rate
     rows_each = tokens * moe.top_k / moe.experts
@@ -171,7 +175,7 @@ def attention_coefficients(shard: Shard) -> dict[str, float]:
     a step that holds a prompt chunk."""
     p, model, gpu = shard.parameters, shard.model, shard.gpu
     kv_bytes = 2 * shard.kv_heads * model.head_dim * model.kv_bits / 8
-    read = kv_bytes / (gpu.dram_bytes_per_s * p.decode_read_efficiency)
+    read = kv_bytes / _rate(shard, gpu.dram_bytes_per_s * p.decode_read_efficiency, p.decode_read_tb_per_s)
     pair = 4 * shard.heads * model.head_dim / gpu.bf16_flops_per_s
     return {
         "step": model.layers * p.attention_launch_us * 1e-6,

@@ -49,6 +49,8 @@ class Parameters(Strict):
     decode_request_ns: NonNegative = Field(description="per decoding request and query head")
     decode_request_fixed_ns: NonNegative = Field(description="per decoding request, whatever the heads")
     decode_read_efficiency: Efficiency = Field(description="share of DRAM bandwidth reading KV in decode")
+    decode_read_tb_per_s: Positive = Field(
+        description="KV bytes that the SMs of a GPU of 989 TFLOP/s can take in a second, when DRAM allows it")
     prefill_token_ns: NonNegative = Field(description="per prompt token and query head, before any pair")
     prefill_compute_efficiency: Efficiency = Field(description="share of peak BF16 rate over causal pairs")
     window_compute_efficiency: Efficiency = Field(description="the same in sliding layers")
@@ -83,7 +85,8 @@ ROOFLINE = Parameters(
     expert_launch_us=25.0, expert_padding_rows=36.0, expert_tile_rows=15.0,
     expert_skew=0.4, route_launch_us=5.0, route_passes=6.0,
     attention_launch_us=10.5, attention_prefill_launch_us=4.0, decode_request_ns=2.9,
-    decode_request_fixed_ns=12.0, decode_read_efficiency=0.85, prefill_token_ns=0.28,
+    decode_request_fixed_ns=12.0, decode_read_efficiency=0.95, decode_read_tb_per_s=3.7,
+    prefill_token_ns=0.28,
     prefill_compute_efficiency=0.56, window_compute_efficiency=0.4,
     allreduce_latency_us=4.5, allreduce_rank_us=0.4, allreduce_efficiency=0.32, allreduce_efficiency_gain=0.19,
     small_kernel_us=2.2, stream_tb_per_s=2.2,

@@ -30,7 +30,7 @@ from spoc_lib.engine.steptime_parameters import Parameters, scaled
 #: What a run can tell apart, and the tolerance of each (standard deviation of the logarithm).
 TOLERANCE = {
     "gap_us": 0.7, "gap_request_us": 0.7, "gap_prefill_us": 0.7, "expert_unpack_tb_per_s": 0.2,
-    "expert_compute_efficiency": 0.3, "decode_read_efficiency": 0.05, "frontend_us": 0.5,
+    "expert_compute_efficiency": 0.3, "decode_read_tb_per_s": 0.05, "frontend_us": 0.5,
 }
 NOISE = np.array([0.15, 0.05])  # relative, one request: TTFT, decode time
 MOST_TRAFFIC_GAP = 0.1

@@ -79,7 +79,8 @@ def _moe(rows: pd.DataFrame, shard: Callable[[int], Shard]) -> np.ndarray:
 #: file suffix → (prediction of one group of rows, columns that group them, parameters that the family fixes)
 FAMILIES: dict[str, tuple[Predict, tuple[str, ...], tuple[str, ...]]] = {
     "decode_attention": (_decode, ("num_heads", "window_size"), (
-        "attention_launch_us", "decode_request_ns", "decode_request_fixed_ns", "decode_read_efficiency")),
+        "attention_launch_us", "decode_request_ns", "decode_request_fixed_ns", "decode_read_efficiency",
+        "decode_read_tb_per_s")),
     "prefill_attention": (_prefill, ("num_heads", "window_size"), (
         "attention_prefill_launch_us", "prefill_token_ns", "prefill_compute_efficiency",
         "window_compute_efficiency")),
