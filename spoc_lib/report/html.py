@@ -11,6 +11,7 @@ from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 
 from spoc_lib.core.files import write_text
+from spoc_lib.report.style import CONFIG
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
 
@@ -51,15 +52,16 @@ def _place_figures(document: nbformat.NotebookNode) -> int:
             data = output.get("data", {})
             if PLOTLY_MIME in data:
                 figure = data[PLOTLY_MIME]
-                payload = json.dumps({"data": figure["data"], "layout": figure["layout"]}).replace("</", "<\\/")
+                shown = {"data": figure["data"], "layout": figure["layout"], "config": CONFIG}
+                payload = json.dumps(shown).replace("</", "<\\/")
                 alt = escape_html.escape(_alt(figure))
                 height = int(figure["layout"].get("height") or 380)
                 output["data"] = {
                     "text/html": (
                         f'<div id="figure-{count}" class="figure" role="img" aria-label="{alt}" '
                         f'style="height:{height}px"></div>'
-                        f"<script>(function(){{const f={payload};Plotly.newPlot('figure-{count}',f.data,f.layout,"
-                        "{responsive:true,displaylogo:false});})();</script>"
+                        f"<script>(function(){{const f={payload};Plotly.newPlot('figure-{count}',f.data,f.layout,f.config);"
+                        "})();</script>"
                     )
                 }
                 count += 1

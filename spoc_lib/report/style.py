@@ -47,6 +47,12 @@ KERNELS = {
     "idle": ("idle", "#D9DCE1"),
 }
 
+#: How plotly.js draws: no button that would send a user's data elsewhere.
+CONFIG = {
+    "displaylogo": False, "responsive": True, "plotlyServerURL": "",
+    "modeBarButtonsToRemove": ["sendChartToCloud", "lasso2d", "select2d"],
+}  # fmt: skip
+
 _INK = "#6B7280"  # readable on white and on near-black
 _GRID = "rgba(128,134,145,0.25)"
 
@@ -88,6 +94,7 @@ def activate() -> None:
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm asks for widgets that nobody needs here
     pio.templates.default = "spoc"
     pio.renderers.default = "plotly_mimetype"
+    pio.renderers["plotly_mimetype"].config = CONFIG
 
 
 def fill(colour: str | Sequence[str], position: int) -> dict:
