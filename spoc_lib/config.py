@@ -48,7 +48,8 @@ class Engine(Strict):
     """How the engine under test comes to be.
 
     embedded: the twin, over HTTP on real time (and on the virtual clock for screening);
-    process: `command` is started with the flags appended (`{project}` in it is the project's folder); container: `image` through docker or podman;
+    process: `command` is started with the flags appended (`{project}` in it is the project's folder);
+    container: `image` through docker or podman;
     remote: `base_url` is there already, its flags are fixed and a search is refused.
     """
 
@@ -109,7 +110,7 @@ class Cluster(Strict):
     engine: Engine
     model: str
     personas: str = Field("spoc", description="a name in data/personas/ or the path of a YAML file")
-    corpus: str | None = Field(None, description="folder of text that stands for the monorepo; default: Python's library")
+    corpus: str | None = Field(None, description="folder that stands for the monorepo; default: Python's library")
     flags: dict[str, FlagValue] = Field({}, description="vLLM flags held fixed in every launch, snake_case")
     search: SearchSpec = SearchSpec()
     ladder: LadderSpec

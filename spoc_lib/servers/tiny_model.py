@@ -38,8 +38,8 @@ SHAPE = {
     "eos_token_id": 199998, "tie_word_embeddings": False, "hidden_act": "silu",
 }
 DENSE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-MOE = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2,
-       "sliding_window": None}
+MOE = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8,
+       "num_experts_per_tok": 2, "sliding_window": None}
 
 
 def o200k_ranks() -> dict[bytes, int]:
@@ -70,7 +70,8 @@ def tokenizer():
         splits = [(token[:i], token[i:]) for i in range(1, len(token))]
         known = [(ranks[a], ranks[b], a, b) for a, b in splits if a in ranks and b in ranks]
         merges += [(rank, name(a), name(b)) for _, _, a, b in sorted(known)]
-    made = Tokenizer(models.BPE({name(t): r for t, r in ranks.items()}, [(a, b) for _, a, b in merges], ignore_merges=True))
+    vocabulary = {name(token): rank for token, rank in ranks.items()}
+    made = Tokenizer(models.BPE(vocabulary, [(a, b) for _, a, b in merges], ignore_merges=True))
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
     made.decoder = decoders.ByteLevel()
