@@ -1,0 +1,86 @@
+"""The house: one-way imports between rooms, and imports that open, patch and reach nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "spoc_lib"
+#: Floors from the ground up; search, sweep and nsight share one, and sweep's rungs serve the search.
+FLOORS = [
+    ["core"],
+    ["config"],
+    ["workload"],
+    ["engine"],
+    ["servers"],
+    ["load"],
+    ["telemetry"],
+    ["sweep", "nsight"],
+    ["search"],
+    ["report"],
+    ["pipeline"],
+    ["cli"],
+]
+FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+CARD = {
+    "jupyterlab",
+    "papermill",
+    "optuna",
+    "locust",
+    "aiohttp",
+    "pandas",
+    "plotly",
+    "nvtx",
+    "prometheus_api_client",
+    "datasets",
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names that a file imports, at its top or inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_a_room_imports_only_from_rooms_below_it():
+    wrong = []
+    for path in LIBRARY.rglob("*.py"):
+        room = path.relative_to(LIBRARY).parts[0].removesuffix(".py")
+        if room in FLOOR:
+            for name in imported(path):
+                other = name.split(".")[1] if name.startswith("spoc_lib.") else room
+                if other != room and FLOOR.get(other, 0) >= FLOOR[room]:
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_every_package_of_the_card_is_used():
+    """jupyterlab is what people open the notebooks in; all others are called by the library."""
+    used = {name.split(".")[0] for path in LIBRARY.rglob("*.py") for name in imported(path)}
+    assert used >= CARD - {"jupyterlab"}
+    assert "jupyter lab" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("room", [room for rooms in FLOORS for room in rooms])
+def test_importing_a_room_patches_nothing_and_opens_no_socket(room):
+    code = (
+        "import socket, sys, threading\n"
+        "start, connect = threading.Thread.start, socket.socket.connect\n"
+        "def refuse(*a): raise SystemExit('a socket was opened on import')\n"
+        "socket.socket.connect = socket.socket.bind = refuse\n"
+        f"import spoc_lib.{room}\n"
+        "assert threading.Thread.start is start, 'threading was patched'\n"
+        "assert not {'locust', 'gevent'} & set(sys.modules), 'locust came along'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
