@@ -55,6 +55,7 @@ def simulate(
     start: Annotated[str, typer.Option(help="where users stand at first: stationary or cold")] = "stationary",
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE",
                                                           help="engine flag, vLLM's name; repeatable")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="refuse what lies outside the measured range")] = False,
     json: JsonOption = None,
 ) -> None:
     """Play a workload against the twin on the virtual clock.
@@ -64,7 +65,7 @@ def simulate(
     from spoc_lib.engine.simulate import parse_assignments, simulate
 
     result = simulate(cluster, users=users, duration_s=duration, warmup_s=warmup, personas=personas, seed=seed,
-                      gap_cap_s=gap_cap, start=start, flags=parse_assignments(assignments or []))
+                      gap_cap_s=gap_cap, start=start, flags=parse_assignments(assignments or []), strict=strict)
     emit(result, json, "\n".join([
         f"{result['users']} users, {result['simulated_s']:.0f} simulated s in {result['wall_s']:.2f} s "
         f"({result['speed']:.0f} x real time; setting up took {result['setup_s']:.2f} s), simulated",

@@ -25,6 +25,8 @@ def serve(
     dev: Annotated[bool, typer.Option("--dev", help="add /reset_prefix_cache, /server_info, profiler routes")] = False,
     throttle: Annotated[str | None, typer.Option(help="heat one GPU, as gpu=1,at=60,factor=0.7")] = None,
     reasoning_tokens: Annotated[int, typer.Option(help="first tokens of a chat reply that are reasoning")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="refuse to serve what lies outside the measured range")
+                      ] = False,
     ready_file: Annotated[Path | None, typer.Option(help="JSON {base_url, dcgm_url, pid} when ready")] = None,
     json: JsonOption = None,
 ) -> None:
@@ -42,6 +44,7 @@ def serve(
 
     chosen = load_cluster(cluster)
     engine = EmbeddedEngine.from_cluster(chosen, parse_engine_arguments(context.args))
+    engine.outside_as_server(strict=strict)
     result = run(engine, ServerOptions(
         host, port, dcgm_port, served_model_name or chosen.engine.served_model, dev, parse_throttle(throttle),
         reasoning_tokens, ready_file))

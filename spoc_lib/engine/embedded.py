@@ -8,10 +8,11 @@ from typing import Any
 
 from spoc_lib.config import Cluster, GpuSpec, ModelSpec, load_gpu, load_model
 from spoc_lib.core.errors import InputError
+from spoc_lib.engine import passport
 from spoc_lib.engine.batch import StepTime
 from spoc_lib.engine.core import EngineCore, check_retention, max_model_len
 from spoc_lib.engine.flags import EngineFlags, parse_flags
-from spoc_lib.engine.memory import num_kv_blocks
+from spoc_lib.engine.memory import kv_bits, num_kv_blocks
 from spoc_lib.engine.steptime import step_time_model
 
 
@@ -48,6 +49,7 @@ class EmbeddedEngine:
         max_model_len(flags, model)
         check_retention(flags, model)
         used = flags.tensor_parallel_size
+        model = model.model_copy(update={"kv_bits": kv_bits(flags, model)})  # attention reads what the cache stores
         return cls(flags, model, gpu, used, num_kv_blocks(flags, model, gpu, used),
                    step_time_model(model, gpu, used))
 
@@ -62,6 +64,24 @@ class EmbeddedEngine:
     def passport(self) -> dict[str, Any]:
         """Where the twin's numbers come from and how far to trust them (the step-time model's passport)."""
         return {"simulated": True, **self.step_time.passport()}
+
+    def outside(self, *, strict: bool = False, **asked: float | None) -> list[str]:
+        """Sentences on where this engine, or what is `asked` of it, leaves the measured range (`passport.outside`).
+
+        With `strict` the first is raised as InputError. A step time without a range to judge by says nothing.
+        """
+        issued = self.passport()
+        if "range" not in issued:
+            return []
+        return passport.outside(issued, batched_tokens=float(self.flags.max_num_batched_tokens),
+                                kv_bits=float(self.model.kv_bits), strict=strict, **asked)
+
+    def outside_as_server(self, *, strict: bool = False) -> list[str]:
+        """The same for anything that clients may ask of it: full batches, full contexts, prefix hits."""
+        longest = float(self.max_model_len)
+        return self.outside(strict=strict, concurrency=float(self.flags.max_num_seqs), prompt_tokens=longest,
+                            context_tokens=longest,
+                            cached_tokens=longest if self.flags.enable_prefix_caching else None)
 
     def describe(self) -> dict[str, Any]:
         """The engine in plain values, for provenance."""

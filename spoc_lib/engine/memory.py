@@ -40,7 +40,8 @@ def kv_windows(model: ModelSpec) -> list[int]:
     return layer_groups(model)[0]
 
 
-def _kv_bits(flags: EngineFlags, model: ModelSpec) -> float:
+def kv_bits(flags: EngineFlags, model: ModelSpec) -> float:
+    """Stored bits of a key or value under `kv_cache_dtype`."""
     return 8 if flags.kv_cache_dtype.startswith("fp8") else model.kv_bits
 
 
@@ -48,7 +49,7 @@ def block_bytes(flags: EngineFlags, model: ModelSpec, gpu_count: int) -> int:
     """Bytes that one block takes on one GPU: K and V of `block_size` tokens in one group's layers."""
     heads = max(1, model.kv_heads // gpu_count)
     values = 2 * heads * model.head_dim * flags.block_size * layer_groups(model)[1]
-    return int(values * _kv_bits(flags, model) / 8)
+    return int(values * kv_bits(flags, model) / 8)
 
 
 def overhead_bytes(flags: EngineFlags, model: ModelSpec) -> int:

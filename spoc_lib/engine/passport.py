@@ -52,9 +52,15 @@ def outside(passport: dict, *, concurrency: float | None = None, prompt_tokens: 
     else:
         found = _outside(passport, limits, concurrency, prompt_tokens, context_tokens, batched_tokens,
                          cached_tokens, kv_bits)
-    if strict and found:
-        raise InputError("outside-calibration", f"{found[0]}: refused under --strict")
+    if strict:
+        refuse(found)
     return found
+
+
+def refuse(outside: list[str]) -> None:
+    """Raise the first sentence as InputError, if there is one: what `--strict` means."""
+    if outside:
+        raise InputError("outside-calibration", f"{outside[0]}: refused under --strict")
 
 
 def _outside(passport: dict, limits: dict, concurrency, prompt_tokens, context_tokens, batched_tokens,

@@ -11,6 +11,7 @@ import yaml
 from spoc_lib.config import load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.stats import percentiles
+from spoc_lib.engine import passport
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.virtual import VirtualRun, play
 from spoc_lib.workload import build_script
@@ -32,13 +33,20 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
 
 def simulate(cluster_name: str, *, users: int, duration_s: float, warmup_s: float = 60.0, personas: str | None = None,
              seed: int = 0, gap_cap_s: float = 60.0, start: str = "stationary",
-             flags: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Play `users` users on the twin of a cluster; see `figures` for the keys."""
+             flags: dict[str, Any] | None = None, strict: bool = False) -> dict[str, Any]:
+    """Play `users` users on the twin of a cluster; see `figures` for the keys.
+
+    strict: InputError where the engine, or what the run came to ask of it, lies outside the measured range; else
+    `passport.outside` of the result says it.
+    """
     cluster = load_cluster(cluster_name)
     engine = EmbeddedEngine.from_cluster(cluster, flags or {})
+    engine.outside(strict=strict)
     script = build_script(personas or cluster.personas, seed, gap_cap_s=gap_cap_s, start=start,
                           context_limit=engine.max_model_len)
     run = play(script, users, engine=engine, duration_s=duration_s, warmup_s=min(warmup_s, duration_s / 2))
+    if strict:
+        passport.refuse(run.passport.get("outside", []))
     return figures(run) | {"cluster": cluster.name, "engine": engine.describe()}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine import fast, passport
+from spoc_lib.engine import fast
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.runlog import RunLog, chunks_table, requests_table, steps_table
 from spoc_lib.engine.virtual_metrics import metrics_table
@@ -75,11 +75,9 @@ class VirtualRun:
         prompts = np.array([turn.prompt_tokens for turn in self.log.turns])
         replies = np.array([turn.output_tokens for turn in self.log.turns])
         running = self.log.steps["running"]
-        return issued | {"outside": passport.outside(
-            issued, concurrency=float(running.max()) if len(running) else None, prompt_tokens=float(prompts.max()),
-            context_tokens=float((prompts + replies).max()),
-            batched_tokens=float(self.engine.flags.max_num_batched_tokens),
-            cached_tokens=float(max(self.log.cached.max(), 0)))}
+        return issued | {"outside": self.engine.outside(
+            concurrency=float(running.max()) if len(running) else None, prompt_tokens=float(prompts.max()),
+            context_tokens=float((prompts + replies).max()), cached_tokens=float(max(self.log.cached.max(), 0)))}
 
     @property
     def speed(self) -> float:

@@ -18,6 +18,7 @@ from spoc_lib.core.files import write_text
 from spoc_lib.core.schemas import METRICS, REQUESTS
 from spoc_lib.core.tables import write_table
 from spoc_lib.core.yamlfile import Strict
+from spoc_lib.engine.marks import mark
 from spoc_lib.telemetry.recorder import Recorder
 from spoc_lib.workload.script import ConversationScript
 
@@ -37,7 +38,7 @@ class RungRecord:
     overhead_ratio: share of the time that the server spent on being scraped; host_busy_ratio: of this host's
     processors during the rung;
     alignment_error_s: how far a metric's time stamp may be off; load: the load run's summary
-    (locust only).
+    (locust only); outside: sentences on where it left the measured range of its step time (virtual clock only).
     """
 
     driver: str
@@ -55,6 +56,7 @@ class RungRecord:
     host_busy_ratio: float | None = None
     alignment_error_s: float = 0.0
     load: dict[str, Any] | None = None
+    outside: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ def virtual_rung(engine: Any, script: ConversationScript, users: int, timing: Ti
     measured_s = timing.duration_s - timing.warmup_s
     horizon_s = timing.duration_s + getattr(script, "gap_cap_s", 60.0)
     while True:
-        run = virtual.play(script, users, engine=engine, duration_s=horizon_s, warmup_s=timing.warmup_s, seed=seed)
+        with mark(f"rung users={users} driver=virtual"):
+            run = virtual.play(script, users, engine=engine, duration_s=horizon_s, warmup_s=timing.warmup_s, seed=seed)
         settled_s = settled(run.requests, users)
         start_s = min(horizon_s if settled_s is None else settled_s, LONGEST_SETTLE_S) + timing.warmup_s
         if start_s + measured_s <= horizon_s:
@@ -111,7 +114,7 @@ def virtual_rung(engine: Any, script: ConversationScript, users: int, timing: Ti
         horizon_s = start_s + measured_s if settled_s is not None else \
             min(2 * horizon_s, LONGEST_SETTLE_S + timing.duration_s)
     return RungRecord("virtual", run.requests, run.chunks, run.metrics, (start_s, start_s + measured_s), 0.0, horizon_s,
-                      len(run.requests), steps=run.steps)
+                      len(run.requests), steps=run.steps, outside=run.passport.get("outside", []))
 
 
 def twin_rung(engine: Any, script: ConversationScript, users: int, timing: Timing, seed: int) -> RungRecord:
@@ -130,11 +133,13 @@ def settled(requests: pd.DataFrame, users: int) -> float | None:
 
 
 def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: int, timing: Timing, folder: Path,
-              say: Say, *, processes: int = 1) -> RungRecord:
+              say: Say, *, processes: int = 1,
+              watch: Callable[[dict[str, Any]], None] = lambda state: None) -> RungRecord:
     """Play the script's seed and salt with Locust users against a running server, its metrics recorded
     beside.
 
     The window is everything after the warm-up, as on the virtual clock, so that the two can be compared.
+    watch: told each state of the load (`load.run`) as it runs.
     """
     from spoc_lib import load
 
@@ -147,12 +152,14 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
         api_key_env=cluster.engine.api_key_env, processes=processes)
 
     def told(state: dict[str, Any]) -> None:
+        watch(state)
         say(f"{users} users over HTTP: {state['elapsed_s']:.0f} of {state['duration_s']:.0f} s, "
             f"{state['in_flight']} in flight, {state['completed']} answered, {state['failed']} failed")
 
     dcgm_url = cluster.telemetry.dcgm_url or server.dcgm_url
     anchor, before = Anchor.now(), _host_seconds()
-    with Recorder(server.metrics_url, dcgm_url, folder / "server_metrics.parquet") as recorder:
+    with Recorder(server.metrics_url, dcgm_url, folder / "server_metrics.parquet") as recorder, \
+            mark(f"rung users={users} driver=locust"):
         run = load.run(plan, folder, told)
     busy = _busy_ratio(before, _host_seconds())
     seen, problems = recorder.metrics, list(recorder.problems)
