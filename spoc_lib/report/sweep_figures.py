@@ -190,9 +190,10 @@ def timeline(metrics: pd.DataFrame, window: tuple[float, float] | None = None) -
     )
 
 
-def slo_matrix(slo: pd.DataFrame) -> go.Figure:
-    """Verdict by SLO and users, as coloured cells with the value in them. `slo`: table SLO_VERDICTS."""
-    part = slo.copy()
+def slo_matrix(slo: pd.DataFrame, personas: pd.DataFrame) -> go.Figure:
+    """Verdict by SLO and users, then by persona, as coloured cells with the value in them. Both: table SLO_VERDICTS."""
+    part = pd.concat([personas, slo], ignore_index=True)
+    part = part[part["driver"] == slo["driver"].iloc[0]].copy()
     part["name"] = part["persona"] + " " + part["metric"] + " p" + part["percentile"].map("{:g}".format)
     codes = {"met": 0, "undecided": 1, "missed": 2}
     part["code"] = part["verdict"].map(codes).fillna(1)

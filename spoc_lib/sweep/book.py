@@ -17,7 +17,7 @@ from spoc_lib.core.tables import as_table
 from spoc_lib.sweep.drivers import RungRecord, store
 from spoc_lib.sweep.rung import summarise
 from spoc_lib.sweep.saturation import step_figures
-from spoc_lib.sweep.slo import RungSamples, goodput, limit_curve
+from spoc_lib.sweep.slo import RungSamples, by_persona, goodput, limit_curve
 from spoc_lib.telemetry.reconcile import reconcile
 from spoc_lib.telemetry.straggler import find_stragglers
 from spoc_lib.telemetry.timeline import window_summary
@@ -31,7 +31,7 @@ class Entry:
     """What is kept of a rung. row, slo: RUNGS and SLO_VERDICTS; server: `window_summary`; steps:
     `step_figures`;
     reconciliation: rows of `telemetry.reconcile` (over HTTP); on_ladder: it counts for the capacity; limits:
-    `slo.limit_curve`."""
+    `slo.limit_curve`; outside: see `RungRecord`; personas: `slo.by_persona`."""
 
     number: int
     key: dict[str, Any]
@@ -47,6 +47,8 @@ class Entry:
     limits: list[dict[str, Any]] = field(default_factory=list)
     host_busy_ratio: float | None = None
     alignment_error_s: float = 0.0
+    outside: list[str] = field(default_factory=list)
+    personas: list[dict[str, Any]] = field(default_factory=list)
 
 
 class RungBook:
@@ -103,7 +105,8 @@ class RungBook:
                      goodput(samples, self.slos), beside,
                      asdict(find_stragglers(record.metrics, *record.window, chunks=record.chunks)), problems, on_ladder,
                      limit_curve(samples, self.slos, rung=number, users=key["users"], driver=record.driver)
-                     if on_ladder else [], record.host_busy_ratio, record.alignment_error_s)
+                     if on_ladder else [], record.host_busy_ratio, record.alignment_error_s, record.outside,
+                     by_persona(samples, self.slos, rung=number, users=key["users"], driver=record.driver))
 
     @property
     def ladder_entries(self) -> list[Entry]:
@@ -127,6 +130,10 @@ class RungBook:
         rows = [row for entry in self.ladder_entries if entry.row["verdict"] != "invalid" for row in entry.limits]
         return as_table(rows, SLO_VERDICTS).to_pandas()
 
+    def personas(self) -> pd.DataFrame:
+        """SLO_VERDICTS of all rungs, persona by persona (`slo.by_persona`)."""
+        return as_table([row for entry in self.entries for row in entry.personas], SLO_VERDICTS).to_pandas()
+
     def invalid_users(self) -> list[int]:
         return [entry.row["users"] for entry in self.ladder_entries if entry.row["verdict"] == "invalid"]
 
@@ -141,6 +148,6 @@ def _restored(stored: dict[str, Any]) -> Entry:
         return math.nan if value is None and name in nan else value
 
     row = {name: number(name, value) for name, value in stored["row"].items()}
-    slo, limits = ([{name: number(name, value) for name, value in one.items()} for one in stored[key]]
-                   for key in ("slo", "limits"))
-    return Entry(**{**stored, "row": row, "slo": slo, "limits": limits})
+    tables = {key: [{name: number(name, value) for name, value in one.items()} for one in stored[key]]
+              for key in ("slo", "limits", "personas")}
+    return Entry(**{**stored, "row": row, **tables})

@@ -3,8 +3,8 @@
 Files in the sweep's folder
 - `rungs/NN/`: `rung.json` (written last: a rung without it was not finished and is run again),
   `requests.parquet`, `metrics.parquet`; over HTTP also `chunks.parquet` and the server's log;
-- `rungs.parquet`, `slo_verdicts.parquet`, `slo_limits.parquet` (the same at other limits), `capacity.json`,
-  `twin_vs_http.json`, `reconciliation.json`;
+- `rungs.parquet`, `slo_verdicts.parquet`, `slo_personas.parquet` (by persona), `slo_limits.parquet` (at other
+  limits), `capacity.json`, `twin_vs_http.json`, `reconciliation.json`;
 - `requests.parquet`, `metrics.parquet`: copies of the rung nearest to the limit, for the timeline.
 """
 
@@ -42,7 +42,7 @@ HTTP_WARMUP = 0.25
 class SweepResult:
     """A finished sweep.
 
-    rungs: RUNGS; slo: SLO_VERDICTS; capacity: as in capacity.json; metrics, requests: METRICS and REQUESTS
+    rungs: RUNGS; slo: SLO_VERDICTS; personas: the same by persona, to inform; capacity: as in capacity.json; metrics, requests: METRICS and REQUESTS
     of the rung nearest to the limit, `window` its steady part; twin_vs_http: see `agreement.compare` (empty
     where nothing was compared); reconciliation: the server's figures beside the client's, of the HTTP rung
     (empty without one);
@@ -52,6 +52,7 @@ class SweepResult:
     folder: Path
     rungs: pd.DataFrame
     slo: pd.DataFrame
+    personas: pd.DataFrame
     capacity: dict[str, Any]
     metrics: pd.DataFrame
     requests: pd.DataFrame
@@ -80,17 +81,18 @@ class SweepResult:
 
 def run_sweep(cluster: Cluster, profile: Profile, flags: Mapping[str, Any], folder: str | Path,
               script_factory: ScriptFactory, seed: int = 0, confirm_http: bool = True,
-              progress: Callable[[str], None] | None = None) -> SweepResult:
+              progress: Callable[[str], None] | None = None, strict: bool = False) -> SweepResult:
     """Find how many users `cluster` holds under its SLOs with `flags`, in at most `profile.probes` rungs.
 
     script_factory: salt -> ConversationScript; confirm_http (embedded engines): also run one rung of
     `profile.http_users` users over real HTTP beside its twin. Other engines are swept over HTTP altogether,
     one launch for all rungs. Rungs that `folder` holds already, of the same users, flags and seconds, are
-    not run again. InputError for an SLO on a persona that the workload does not have, or flags that the
+    not run again. strict: a twin asked outside its measured range is refused (InputError); else
+    `passport.outside` of the answer says where the limit's rung left it. InputError for an SLO on a persona that the workload does not have, or flags that the
     engine refuses.
     """
     sweep = _Sweep(cluster, profile, dict(flags), Path(folder), FreshUsers(script_factory), seed,
-                   progress or (lambda text: None))
+                   progress or (lambda text: None), strict)
     check_personas(cluster.slos, sweep.users.personas)
     return sweep.embedded(confirm_http) if cluster.engine.kind == "embedded" else sweep.real()
 
@@ -104,6 +106,7 @@ class _Sweep:
     users: FreshUsers
     seed: int
     say: Callable[[str], None]
+    strict: bool = False
 
     def __post_init__(self) -> None:
         self.ladder = Ladder(self.cluster.ladder.users, seeds=self.profile.seeds,
@@ -115,18 +118,24 @@ class _Sweep:
 
     def embedded(self, confirm_http: bool) -> SweepResult:
         from spoc_lib.engine.embedded import EmbeddedEngine
+        from spoc_lib.engine.passport import refuse
 
         engine = EmbeddedEngine.from_cluster(self.cluster, self.flags)
+        engine.outside(strict=self.strict)
         self.say(f"at most {self.profile.probes} rungs of {self.profile.rung_s:g} simulated seconds")
 
         def play(users: int, salt: int) -> RungRecord:
-            return virtual_rung(engine, self.users.script(salt), users, self.timing, self.seed)
+            record = virtual_rung(engine, self.users.script(salt), users, self.timing, self.seed)
+            if self.strict:
+                refuse(record.outside)
+            return record
 
         crossing = self._climb("virtual", self.timing, play)
         limit = self._limit(crossing)
         checks = self._what_ifs(limit, crossing) if limit else []
         twin_vs_http = self._confirm(engine) if confirm_http else pd.DataFrame()
-        return self._finish(crossing, limit, checks, twin_vs_http, simulated=True, passport=engine.passport(),
+        return self._finish(crossing, limit, checks, twin_vs_http, simulated=True,
+                            passport=engine.passport() | {"outside": limit.outside if limit else engine.outside()},
                             limits=(engine.flags.max_num_seqs, engine.flags.max_num_batched_tokens))
 
     def real(self) -> SweepResult:
@@ -252,13 +261,14 @@ class _Sweep:
                     figures=twin_vs_http.to_dict("records"))))
         write_table(self.folder / "rungs.parquet", rungs, RUNGS)
         write_table(self.folder / "slo_verdicts.parquet", slo, SLO_VERDICTS)
+        write_table(self.folder / "slo_personas.parquet", self.book.personas(), SLO_VERDICTS)
         write_table(self.folder / "slo_limits.parquet", self.book.limits(), SLO_VERDICTS)
         write_json(self.folder / "twin_vs_http.json", twin_vs_http.to_dict("records"))
         write_json(self.folder / "reconciliation.json", reconciliation.to_dict("records"))
         metrics, requests, window = self._timeline(limit)
         write_json(self.folder / "capacity.json", answer)
-        return SweepResult(self.folder, rungs, slo, read_json(self.folder / "capacity.json"), metrics, requests,
-                           window, twin_vs_http, reconciliation, problems)
+        return SweepResult(self.folder, rungs, slo, self.book.personas(), read_json(self.folder / "capacity.json"),
+                           metrics, requests, window, twin_vs_http, reconciliation, problems)
 
     def _saturated(self, limit: Any, crossing: Crossing, limits: tuple) -> Saturation | None:
         """Asked of the first valid rung beyond the capacity (what is used up there), else of the nearest

@@ -240,6 +240,17 @@ def evaluate(samples: RungSamples, slos: Sequence[Slo], *, rung: int, users: int
     return [slo_row(slo, samples.of(slo), rung=rung, users=users, driver=driver, level=level) for slo in slos]
 
 
+def by_persona(samples: RungSamples, slos: Sequence[Slo], *, rung: int, users: int, driver: str,
+               level: float = LEVEL) -> list[dict]:
+    """SLO_VERDICTS rows of each SLO on everybody, asked of every persona alone: who suffers where the sum is met.
+
+    They inform and decide nothing: an SLO on a persona that should decide stands in the cluster file.
+    """
+    personas = sorted(set(samples.records.persona))
+    asked = [slo.model_copy(update={"persona": name}) for slo in slos if slo.persona == EVERYBODY for name in personas]
+    return evaluate(samples, asked, rung=rung, users=users, driver=driver, level=level)
+
+
 #: Limits at which a rung's SLOs are also looked at, as multiples of their own: how the answer moves with the SLA.
 MULTIPLES = (0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 5.0)
 
