@@ -42,10 +42,10 @@ HTTP_WARMUP = 0.25
 class SweepResult:
     """A finished sweep.
 
-    rungs: RUNGS; slo: SLO_VERDICTS; personas: the same by persona, to inform; capacity: as in capacity.json; metrics, requests: METRICS and REQUESTS
-    of the rung nearest to the limit, `window` its steady part; twin_vs_http: see `agreement.compare` (empty
-    where nothing was compared); reconciliation: the server's figures beside the client's, of the HTTP rung
-    (empty without one);
+    rungs: RUNGS; slo: SLO_VERDICTS; personas: the same by persona, to inform; capacity: as in capacity.json;
+    metrics, requests: METRICS and REQUESTS of the rung nearest to the limit, `window` its steady part;
+    twin_vs_http: see `agreement.compare` (empty where nothing was compared); reconciliation: the server's figures
+    beside the client's, of the HTTP rung (empty without one);
     problems: sentences about telemetry.
     """
 
