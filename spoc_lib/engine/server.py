@@ -36,6 +36,7 @@ from spoc_lib.engine.metrics_page import MetricsPage
 from spoc_lib.engine.realtime import RealtimeEngine
 from spoc_lib.engine.server_chat import Generator
 from spoc_lib.engine.server_text import PromptEncoder, Words
+from spoc_lib.engine.socket_stamps import StampingListener
 from spoc_lib.workload.tokenizer import offline_tokenizer
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -63,8 +64,9 @@ class ServerOptions:
 class EmbeddedServer:
     """The web application around one `RealtimeEngine`."""
 
-    def __init__(self, engine: EmbeddedEngine, options: ServerOptions) -> None:
+    def __init__(self, engine: EmbeddedEngine, options: ServerOptions, listener: StampingListener) -> None:
         self.options = options
+        self._listener = listener
         self.engine = engine
         self.model = options.model or engine.model.name
         tokenizer = offline_tokenizer()
@@ -154,13 +156,18 @@ class EmbeddedServer:
         response.headers["x-spoc-passport"] = self._passport_header
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
-        body, arrived = await http.read(), time.monotonic()
+        body, arrived = await http.read(), self._arrived_s(http)
         return await self.generator.chat(http, api.parse_body(api.ChatRequest, body, http.content_type), arrived)
 
     async def _completion(self, http: web.Request) -> web.StreamResponse:
-        body, arrived = await http.read(), time.monotonic()
+        body, arrived = await http.read(), self._arrived_s(http)
         request = api.parse_body(api.CompletionRequest, body, http.content_type)
         return await self.generator.completion(http, request, arrived)
+
+    def _arrived_s(self, http: web.Request) -> float:
+        """When the request's last bytes reached this host, seconds on the monotonic clock."""
+        connection = http.transport.get_extra_info("socket") if http.transport else None
+        return self._listener.arrived_s(connection.fileno()) if connection else time.monotonic()
 
     async def _tokenize(self, http: web.Request) -> web.Response:
         request = api.parse_body(api.TokenizeRequest, await http.read(), http.content_type)
@@ -212,10 +219,10 @@ def _json(body: bytes, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> StampingListener:
     """A listening socket; InputError when the port is taken."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(kind, socket.SOCK_STREAM)
+    listener = StampingListener(kind, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
     try:
@@ -239,7 +246,7 @@ def serve(engine: EmbeddedEngine, options: ServerOptions = ServerOptions()) -> d
     sys.setswitchinterval(0.0005)  # a thread that encodes a long prompt gives way to the streams at once
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
-    server = EmbeddedServer(engine, options)
+    server = EmbeddedServer(engine, options, api_socket)
     urls = [_url(listener) for listener in (api_socket, dcgm_socket)]
     asyncio.run(_serve(server, api_socket, dcgm_socket))
     return {"base_url": urls[0], "dcgm_url": urls[1], **server.metrics.totals(server.realtime),

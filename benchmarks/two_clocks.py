@@ -1,0 +1,144 @@
+"""One twin, two clocks: the same load over HTTP on real time and on the virtual clock, request by request.
+
+    python benchmarks/two_clocks.py [--users 30 100] [--personas tiny spoc] [--duration 60] [--repeats 3] [--json FILE]
+
+The client is the workbench's own (Locust, kernel time stamps where the host has them), client and server on this
+machine. Requests are paired by user, conversation and turn, and only pairs count that both clocks finished: p50 and p95
+of TTFT and of the gaps between chunks. Beside the differences stand what this machine added: how late the server's
+steps ended (`lag`, from its metrics page), how late the client sent, and how busy the processors were. Where the
+machine was busy with something else, the difference is the machine's, and the row says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from spoc_lib import load
+from spoc_lib.config import load_cluster
+from spoc_lib.core.files import write_json
+from spoc_lib.core.stats import percentile
+from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.virtual import play
+from spoc_lib.servers import launch
+from spoc_lib.workload import build_script
+
+KEY = ["user", "conversation", "turn"]
+#: What the two clocks may differ by, by users (a share).
+TOLERANCE = {30: 0.03, 100: 0.05}
+
+
+def gaps(chunks: pd.DataFrame, requests: set[int]) -> np.ndarray:
+    """Seconds between neighbouring chunks of these requests."""
+    ordered = chunks[chunks.request.isin(requests)].sort_values(["request", "time_s"])
+    same = ordered.request.diff() == 0
+    return ordered.time_s.diff()[same].to_numpy()
+
+
+def compare(virtual, run, start_s: float, warmup_s: float) -> dict:
+    """Percentiles of both clocks over the pairs of requests that were sent after the warm-up."""
+    ours = virtual.requests[(virtual.requests.outcome == "completed") & (virtual.requests.send_s >= warmup_s)]
+    theirs = run.requests[(run.requests.outcome == "completed") & (run.requests.send_s >= start_s + warmup_s)]
+    pairs = ours.merge(theirs, on=KEY, suffixes=("_virtual", "_http"))
+    row = {"pairs": len(pairs), "only_virtual": len(ours) - len(pairs), "only_http": len(theirs) - len(pairs),
+           "same_prompt": float(np.mean(pairs.prompt_tokens_virtual == pairs.prompt_tokens_http)),
+           "same_cached": float(np.mean(pairs.cached_tokens_virtual == pairs.cached_tokens_http))}
+    row |= {"ttft_mean_virtual_s": float(pairs.ttft_s_virtual.mean()),
+            "ttft_mean_http_s": float(pairs.ttft_s_http.mean())}
+    values = {"ttft": [pairs.ttft_s_virtual, pairs.ttft_s_http],
+              "itl": [gaps(virtual.chunks, set(pairs.request_virtual)), gaps(run.chunks, set(pairs.request_http))]}
+    for name, (one, other) in values.items():
+        for p in (50, 95):
+            expected, seen = (float(percentile(np.asarray(x), p)) for x in (one, other))
+            row |= {f"{name}_p{p}_virtual_s": expected, f"{name}_p{p}_http_s": seen,
+                    f"{name}_p{p}_difference": seen / expected - 1}
+    return row
+
+
+def busy_seconds() -> tuple[float, float]:
+    """(busy, all) processor seconds of this host."""
+    fields = [float(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(fields) - fields[3] - fields[4], sum(fields)
+
+
+def measure(cluster_name: str, personas: str, users: int, duration_s: float, warmup_s: float, seed: int,
+            folder: Path) -> dict:
+    """One rung on both clocks."""
+    cluster = load_cluster(cluster_name)
+    engine = EmbeddedEngine.from_cluster(cluster)
+    limit = 4096 if personas == "tiny" else engine.max_model_len
+    virtual = play(build_script(personas, seed, context_limit=limit), users, engine=engine, duration_s=duration_s)
+    with launch(cluster, {}, folder / "server") as server:
+        before = busy_seconds()
+        run = load.run(load.LoadPlan(base_url=server.base_url, model=server.model, users=users, personas=personas,
+                                     duration_s=duration_s, seed=seed, context_limit=limit, stop_timeout_s=5),
+                       folder / "load")
+        after = busy_seconds()
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(server.metrics_url) as answer:
+            page = answer.read().decode()
+    start_s = float(run.summary["start_s"])
+    late = (run.requests.send_s - run.requests.intended_send_s).dropna().to_numpy()
+    return {"personas": personas, "users": users, "seed": seed, **compare(virtual, run, start_s, warmup_s),
+            "failed": int(run.summary["failed"]), "stamps": run.summary.get("stamps"),
+            **lag(page), "send_late_p95_s": float(percentile(late, 95)),
+            "host_busy": (after[0] - before[0]) / (after[1] - before[1])}
+
+
+def lag(page: str) -> dict:
+    """How well the server kept time: share of steps that ended more than 1 and 5 ms late, restarts of its clock, and
+    its own mean TTFT, which no client is part of."""
+    def value(name: str, labels: str = "") -> float:
+        found = re.search(rf"^{name}{{?[^}}\n]*{re.escape(labels)}[^}}\n]*}}? (\S+)$", page, re.MULTILINE)
+        return float(found.group(1))
+
+    steps = value("spoc:step_lag_seconds_count")
+    return {"clock_resets": int(value("spoc:clock_resets_total")),
+            **{f"steps_over_{ms}ms": 1 - value("spoc:step_lag_seconds_bucket", f'le="{ms / 1000}"') / steps
+               for ms in (1, 5)},
+            "server_ttft_mean_s": value("vllm:time_to_first_token_seconds_sum")
+            / value("vllm:time_to_first_token_seconds_count")}
+
+
+def sentence(row: dict) -> str:
+    within = max(abs(row[f"{name}_p{p}_difference"]) for name in ("ttft", "itl") for p in (50, 95))
+    limit = TOLERANCE.get(row["users"], 0.05)
+    figures = "  ".join(
+        f"{name.upper()} p{p} {row[f'{name}_p{p}_virtual_s'] * 1000:.2f}/{row[f'{name}_p{p}_http_s'] * 1000:.2f} ms "
+        f"({row[f'{name}_p{p}_difference']:+.1%})" for name in ("ttft", "itl") for p in (50, 95))
+    return (f"{row['users']} users of {row['personas']}: {figures}; {row['pairs']} pairs, cached tokens the same in "
+            f"{row['same_cached']:.1%}; host {row['host_busy']:.0%} busy; "
+            f"{'within' if within <= limit else 'beyond'} {limit:.0%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--users", type=int, nargs="+", default=[30, 100])
+    parser.add_argument("--personas", nargs="+", default=["tiny", "spoc"])
+    parser.add_argument("--duration", type=float, default=60.0)
+    parser.add_argument("--warmup", type=float, default=0.0, help="requests sent earlier do not count")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--cluster", default="sim-4xh100")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the tables here")
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for personas in arguments.personas:
+            for users in arguments.users:
+                for seed in range(arguments.repeats):
+                    folder = Path(arguments.keep or temporary) / f"{personas}-{users}-{seed}"
+                    rows.append(measure(arguments.cluster, personas, users, arguments.duration, arguments.warmup, seed,
+                                        folder))
+                    print(sentence(rows[-1]), flush=True)
+    if arguments.json:
+        write_json(arguments.json, {"cluster": arguments.cluster, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
