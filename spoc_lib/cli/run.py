@@ -31,6 +31,9 @@ def run(
     start: Annotated[str, typer.Option("--from", help="from this notebook on")] = "",
     run_id: Annotated[str, typer.Option(help="name of the run folder; an existing one is used again")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="go on after the last finished stage")] = False,
+    capture: Annotated[bool, typer.Option(
+        "--capture", help="trace the engine with nsys at the limit (--set capture=true); the twin: its NVTX ranges")
+    ] = False,
     settings: Settings = None,
     json: JsonOption = None,
 ) -> None:
@@ -47,7 +50,7 @@ def run(
         profile=profile,
         seed=seed,
         stages=stages,
-        settings=split_settings(settings or [], stages),
+        settings=split_settings([*(settings or []), *(["capture=true"] if capture else [])], stages),
         run_id=run_id,
         resume=resume,
         say=_say(json),

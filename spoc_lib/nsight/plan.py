@@ -67,16 +67,18 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
             "the embedded engine writes its own kernel trace, labelled simulated; there is nothing to capture")], [])
     base = (cluster.engine.base_url or "http://127.0.0.1:8000").rstrip("/").removesuffix("/v1")
     report = shlex.quote(output)
+    notes = [] if cluster.engine.kind == "remote" else [
+        f"all of this in one go, where nsys and the GPUs are: spoc run {cluster.name} --capture"]
     steps = [
         _start(cluster, flags, output),
         Step("load it", f"spoc sweep run {cluster.name}", "bring the engine to the users of the capacity limit and "
              "wait until its metrics are steady; a ramp shows a server that nobody runs"),
-        Step("pause DCGM's profiling counters", "dcgmi profpause",
+        Step("pause DCGM's profiling counters", "dcgmi profile --pause",
              "they and nsys share one lock on the GPU's counters; the gap in the metrics is marked, not filled"),
         Step("open and close the window", f"curl -fsS -X POST {base}/start_profile && sleep {seconds:g} && "
              f"curl -fsS -X POST {base}/stop_profile",
              "a few hundred steps are enough, and tracing slows every step a little"),
-        Step("resume DCGM", "dcgmi profresume", "so that the rest of the run is measured"),
+        Step("resume DCGM", "dcgmi profile --resume", "so that the rest of the run is measured"),
         Step("stop the engine after the report is written", None,
              "workers that are killed during the capture leave a .qdstrm: QdstrmImporter turns it into a report"),
         Step("export", f"nsys export --type sqlite --output {report}.sqlite {report}.nsys-rep",
@@ -84,7 +86,7 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
         Step("decompose", f"spoc nsight decompose {report}.sqlite --expect-gpus {gpus} "
              f"--model {shlex.quote(cluster.model)} --gpu {shlex.quote(cluster.hardware.gpu)}",
              f"fewer than {gpus} GPUs with kernels mean that a rank was not captured")]
-    notes = ["the engine needs /start_profile and /stop_profile, which vLLM offers from 0.13 on with "
+    notes += ["the engine needs /start_profile and /stop_profile, which vLLM offers from 0.13 on with "
              "--profiler-config.profiler cuda",
              "where the engine's profiler config knows detailed_trace_annotation, set it: its step ranges then tell "
              "the roofline what each step computed"]

@@ -43,6 +43,10 @@ def run_stages(run: Run, stages: list[str], parameters: dict[str, dict[str, Any]
     With `resume`, stages that are done stay; the first one that is not, and all after it, run.
     """
     checked = {number: check(number, parameters[number]) for number in stages}
+    if "04" in checked and checked["04"].capture:
+        from spoc_lib.pipeline.limit_capture import require
+
+        require(config.load_cluster(checked["04"].cluster), checked["04"].trace)
     for number in stages:
         if resume and run.stage_state(number)["state"] in ("done", "skipped"):
             say(f"{number} {STAGES[number].title}: {run.stage_state(number)['state']} already, kept")
@@ -61,10 +65,10 @@ def skip_reason(number: str, parameters: Common) -> str:
     cluster = config.load_cluster(parameters.cluster)
     if number == "02" and cluster.engine.kind == "remote":
         return "a remote engine's flags are fixed, so there is nothing to search"
-    if number == "04" and not cluster.simulated and not parameters.trace:
+    if number == "04" and not cluster.simulated and not parameters.trace and not parameters.capture:
         return (
-            f"no trace to read: capture one at the limit (spoc nsight plan {parameters.cluster}) and pass it with "
-            "--only 04 --set trace=FILE"
+            f"no trace to read: capture one at the limit with --capture (spoc nsight plan {parameters.cluster} tells "
+            "how by hand), or pass one with --only 04 --set trace=FILE"
         )
     return ""
 

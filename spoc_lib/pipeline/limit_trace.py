@@ -9,18 +9,28 @@ from spoc_lib.pipeline.stage import Stage
 
 
 def trace_at_limit(stage: Stage) -> tuple[Path, str]:
-    """(path, where it comes from, in a sentence). The `trace` parameter wins; else an embedded cluster plays its
-    users on the virtual clock and writes the steps of the steady window as a kernel trace."""
+    """(path, where it comes from, in sentences). The `trace` parameter wins; else an embedded cluster plays its
+    users on the virtual clock and writes the steps of the steady window as a kernel trace; a real engine is captured
+    by nsys where `capture` asks for it."""
     given = stage.parameters.trace
     if given:
         return Path(given), f"The trace {Path(given).name} was given as a parameter."
-    if not stage.cluster.simulated:
-        raise InputError(
-            "no-trace",
-            f"cluster '{stage.cluster.name}' is a real engine: capture a trace at the limit "
-            f"(spoc nsight plan {stage.cluster.name}) and pass it with --set trace=FILE",
-        )
-    return _simulated(stage)
+    if stage.cluster.simulated:
+        path, told = _simulated(stage)
+        if stage.parameters.capture:
+            from spoc_lib.pipeline.limit_capture import engine_ranges
+
+            told = f"{told} {engine_ranges(stage)}"
+        return path, told
+    if stage.parameters.capture:
+        from spoc_lib.pipeline.limit_capture import captured
+
+        return captured(stage, *_users(stage))
+    raise InputError(
+        "no-trace",
+        f"cluster '{stage.cluster.name}' is a real engine: capture a trace at the limit with --capture "
+        f"(spoc nsight plan {stage.cluster.name} tells how by hand), or pass one with --set trace=FILE",
+    )
 
 
 def _simulated(stage: Stage) -> tuple[Path, str]:

@@ -95,6 +95,7 @@ class P04(Workload):
     flags: Text = ""
     users: Count = 0
     trace: Text = ""
+    capture: Flag = False
 
 
 class P05(Common):
