@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from spoc_lib.core import schemas
 from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.core.files import read_json, write_json, write_text
 from spoc_lib.core.tables import read_table, write_table
+from spoc_lib.engine.marks import mark
 from spoc_lib.load import clientcheck
 from spoc_lib.load.endpoint import api_key, probe, reset_prefix_cache
 from spoc_lib.load.plan import LoadPlan
@@ -117,13 +119,25 @@ def _clean(folder: Path, processes: int) -> list[Path]:
 
 
 def _watch(plan: LoadPlan, clients: Clients, start_s: float, progress: Progress | None) -> None:
-    """Pass on progress until all clients have ended; a client that outlives its bounds is left to `stop`."""
+    """Pass on progress until all clients have ended, each phase an NVTX range; a client that outlives its bounds is
+    left to `stop`."""
     deadline = start_s + plan.duration_s + plan.stop_timeout_s + SLACK_S
-    told = 0.0
-    for event in clients.events(deadline):
-        if event and event["event"] == "progress" and progress and time.monotonic() - told > 0.5:
-            told = time.monotonic()
-            progress(_combined(plan, clients, start_s))
+    told, phase = 0.0, ""
+    with ExitStack() as marks:
+        for event in clients.events(deadline):
+            now = _phase(plan, time.monotonic() - start_s)
+            if now != phase:
+                phase = now
+                marks.close()
+                marks.enter_context(mark(f"load {phase} users={plan.users} seed={plan.seed} salt={plan.salt}"))
+            if event and event["event"] == "progress" and progress and time.monotonic() - told > 0.5:
+                told = time.monotonic()
+                progress(_combined(plan, clients, start_s))
+
+
+def _phase(plan: LoadPlan, elapsed_s: float) -> str:
+    ends = ((plan.ramp_s, "ramp"), (plan.ramp_s + plan.warmup_s, "warm-up"), (plan.duration_s, "steady"))
+    return next((name for end_s, name in ends if elapsed_s < end_s), "draining")
 
 
 def _combined(plan: LoadPlan, clients: Clients, start_s: float) -> dict[str, Any]:
