@@ -30,7 +30,7 @@ _GAUGES = {
     "DCGM_FI_DEV_GPU_UTIL": "Share of time with a kernel running, in %.",
     "DCGM_FI_DEV_FB_USED": "Memory used, in MiB.",
     "DCGM_FI_DEV_FB_FREE": "Memory free, in MiB.",
-    "DCGM_FI_DEV_CLOCK_EVENT_REASONS": "Why the clock is lowered, as a bit mask.",
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "Why the clock is lowered, as a bit mask.",
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "Share of time with the graphics engine active.",
     "DCGM_FI_PROF_SM_ACTIVE": "Share of time with a warp resident, over SMs.",
     "DCGM_FI_PROF_DRAM_ACTIVE": "Share of time with memory traffic.",

@@ -192,7 +192,7 @@ class GpuCounters:
             "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": self._grow(self._energy_mj, power * window_s * 1000),
             "DCGM_FI_DEV_THERMAL_VIOLATION": self._grow(self._violation_ns["THERMAL"], hot * window_s * 1e9),
             "DCGM_FI_DEV_POWER_VIOLATION": self._grow(self._violation_ns["POWER"], capped * window_s * 1e9),
-            "DCGM_FI_DEV_CLOCK_EVENT_REASONS": (
+            "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": (
                 hot * float(CLOCK_SW_THERMAL | CLOCK_HW_THERMAL) + capped * float(CLOCK_POWER_CAP)),
             "DCGM_FI_PROF_NVLINK_TX_BYTES": sent,
             "DCGM_FI_PROF_NVLINK_RX_BYTES": sent,

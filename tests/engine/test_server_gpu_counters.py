@@ -87,7 +87,7 @@ def test_an_overheated_gpu_is_hot_slow_and_longer_at_work_and_the_others_wait():
     assert active[40, 1] > active[40, 0] > active[20, 0]
     assert values["DCGM_FI_DEV_THERMAL_VIOLATION"][-1].tolist() == [0, 30e9]
     assert values["DCGM_FI_DEV_GPU_TEMP"][-1, 1] > 80 > values["DCGM_FI_DEV_GPU_TEMP"][-1, 0]
-    assert int(values["DCGM_FI_DEV_CLOCK_EVENT_REASONS"][-1, 1]) & 0x40
+    assert int(values["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"][-1, 1]) & 0x40
 
 
 def test_an_overheated_gpu_slows_every_step_of_the_group():
