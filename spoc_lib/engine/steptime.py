@@ -6,7 +6,7 @@ of that model, else a roofline whose passport says that nothing was measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,13 +25,18 @@ CATEGORIES = ("attn", "moe_gemm", "moe_route", "gemm", "comm", "norm", "rope", "
 
 @dataclass(frozen=True)
 class StepTimeModel:
-    """`StepTime` for `model` on `gpu_count` GPUs under tensor parallelism (see `steptime_kernels`)."""
+    """`StepTime` for `model` on `gpu_count` GPUs under tensor parallelism (see `steptime_kernels`).
+
+    slowdown: how much longer every kernel but a collective takes than on a GPU at its nominal clock: the slowest GPU
+    of the group paces all of them (`throttled`).
+    """
 
     model: ModelSpec
     gpu: GpuSpec
     gpu_count: int
     parameters: Parameters = ROOFLINE
     calibration: Calibration | None = None
+    slowdown: float = 1.0
     _tables: dict = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -42,7 +47,8 @@ class StepTimeModel:
     def coefficients(self) -> dict[str, float]:
         """Seconds per unit, by the names of `COEFFICIENTS`."""
         p = self.parameters
-        return steptime_kernels.attention_coefficients(self.shard) | {
+        attention = steptime_kernels.attention_coefficients(self.shard)
+        return {name: self.slowdown * value for name, value in attention.items()} | {
             "gap_step": p.gap_us * 1e-6,
             "gap_request": p.gap_request_us * 1e-6,
             "gap_mixed": p.gap_prefill_us * 1e-6,
@@ -53,8 +59,7 @@ class StepTimeModel:
         if max_tokens in self._tables:
             return self._tables[max_tokens]
         tokens = np.arange(max_tokens + 1, dtype=float)
-        table = np.stack([sum(steptime_kernels.token_seconds(self.shard, tokens).values()),
-                          sum(steptime_kernels.logits_seconds(self.shard, tokens).values())])
+        table = np.stack([sum(part.values()) for part in self._kernels(tokens, tokens)])
         step = CompiledStep(table, np.array([self.coefficients[name] for name in COEFFICIENTS]))
         self._tables[max_tokens] = step
         return step
@@ -72,8 +77,7 @@ class StepTimeModel:
         seconds = dict.fromkeys(CATEGORIES, 0.0) | {"idle": 0.0}
         if batch.tokens == 0:
             return seconds
-        for part in (steptime_kernels.token_seconds(self.shard, np.array([float(batch.tokens)])),
-                     steptime_kernels.logits_seconds(self.shard, np.array([float(batch.logits)]))):
+        for part in self._kernels(np.array([float(batch.tokens)]), np.array([float(batch.logits)])):
             for name, value in part.items():
                 seconds[name] += float(value[0])
         c = self.coefficients
@@ -85,9 +89,22 @@ class StepTimeModel:
         seconds["idle"] = self.seconds(batch) - sum(seconds.values())
         return seconds
 
+    def _kernels(self, tokens: np.ndarray, logits: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Seconds by category of what depends on tokens, and of what depends on logits."""
+        return tuple({name: value if name == "comm" else self.slowdown * value for name, value in part.items()}
+                     for part in (steptime_kernels.token_seconds(self.shard, tokens),
+                                  steptime_kernels.logits_seconds(self.shard, logits)))
+
     def with_parameters(self, parameters: Parameters) -> StepTimeModel:
         """The same shapes under other parameters (a what-if: the passport still names the calibration)."""
-        return StepTimeModel(self.model, self.gpu, self.gpu_count, parameters, self.calibration)
+        return replace(self, parameters=parameters, _tables={})
+
+    def throttled(self, factor: float) -> StepTimeModel:
+        """The group with one GPU whose clock is `factor` (0 to 1) of nominal, from the start and for good: its own
+        kernels stretch by 1 / factor and all others wait for it (as `gpu_counters.Throttle` has it over HTTP)."""
+        if not 0 < factor <= 1:
+            raise InputError("bad-throttle", f"a throttled clock's factor lies between 0 and 1, not {factor:g}")
+        return replace(self, slowdown=1 / factor, _tables={})
 
     def frontend_seconds(self, prompt_tokens: int) -> float:
         """What TTFT holds besides the engine's steps: HTTP, tokenizer, queues between processes and back."""
