@@ -22,6 +22,7 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="seed of the workload")] = 0,
     out: Annotated[Path | None, typer.Option(help="folder of the sweep; default: outputs/sweep-CLUSTER")] = None,
     http: Annotated[bool, typer.Option(help="run one rung over real HTTP beside its twin (embedded engines)")] = True,
+    strict: Annotated[bool, typer.Option("--strict", help="refuse a twin outside its measured range")] = False,
     json: JsonOption = None,
 ) -> None:
     """Sweep CLUSTER over users until the edge of its SLA is found; a sweep that was cut off is gone on with.
@@ -43,7 +44,8 @@ def run(
                             context_limit=limit)
 
     folder = out or outputs_dir() / f"sweep-{spec.name}"
-    result = run_sweep(spec, work, named, folder, script, seed, confirm_http=http, progress=_progress)
+    result = run_sweep(spec, work, named, folder, script, seed, confirm_http=http, progress=_progress,
+                       strict=strict)
     emit({**result.capacity, "findings": result.findings(), "folder": folder}, json,
          "\n".join([*result.findings(), f"Evidence: {folder}"]))
     compared = result.capacity["twin_vs_http"]
