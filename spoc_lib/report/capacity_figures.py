@@ -101,7 +101,8 @@ def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
                 col=place,
                 annotation_text=f"GPU count: {naive:g}",
             )
-    figure.update_xaxes(title_text="limit (s)", type="log", row=rows)
+    figure.update_xaxes(type="log")
+    figure.update_xaxes(title_text="limit (s)", row=rows)
     figure.update_yaxes(title_text="max users", row=1, col=1, rangemode="tozero")
     if rows == 2:
         figure.update_yaxes(title_text="ratio", row=2, col=1, rangemode="tozero")
