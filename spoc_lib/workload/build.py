@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 from spoc_lib.core import yamlfile
@@ -19,6 +20,8 @@ from spoc_lib.workload.template import TEMPLATE_OVERHEAD, Overhead
 
 #: Conversations among which a stationary start chooses by their length in time.
 _CANDIDATES = 12
+#: Users whose place in mid-conversation is kept, some 15 KB each: a search plays the same users again and again.
+_KEPT_STARTS = 4096
 
 
 def build_script(
@@ -81,12 +84,13 @@ class Script:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ground", Ground(self.geometry, self.seed, self.salt, self.scale))
         object.__setattr__(self, "_sequence", _Shares([p.share for p in self.personas.personas]))
+        object.__setattr__(self, "_specs", [_Spec(p.model_dump_json(), p) for p in self.personas.personas])
 
     def __reduce__(self):  # to worker processes go the parameters; the tree of common ground is grown again there
         return Script, tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
     def user(self, number: int) -> User:
-        return User(self, self._ground, self.personas.personas[self._sequence[number]], number)
+        return User(self, self._ground, self._specs[self._sequence[number]], number)
 
     def users(self, count: int) -> Iterator[User]:
         return (self.user(number) for number in range(count))
@@ -109,6 +113,14 @@ class Script:
         return {"personas": self.personas.name, "seed": self.seed, "salt": self.salt, "gap_cap_s": self.gap_cap_s,
                 "start": self.start, "context_limit": self.context_limit, "scale": self.scale,
                 "echo": self.personas.echo}
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """A persona that is compared by its text."""
+
+    text: str
+    persona: Persona = field(compare=False)
 
 
 class _Shares:
@@ -136,11 +148,12 @@ class User:
     Counters, for the audit and the drivers: conversations, context_limit_hits, compactions, pullbacks, rewrites.
     """
 
-    def __init__(self, script: Script, ground: Ground, persona: Persona, number: int) -> None:
+    def __init__(self, script: Script, ground: Ground, spec: _Spec, number: int) -> None:
+        persona = spec.persona
         self.persona, self.user = persona.name, number
         self.conversations = self.context_limit_hits = 0
         self.compactions = self.pullbacks = self.rewrites = 0
-        self._script, self._ground, self._spec = script, ground, persona
+        self._script, self._ground, self._spec = script, ground, spec
         self._limit = script.limit(persona)
         self._depth = ground.depth(number, persona.depth.weights if persona.depth else None)
         self._conversation = -1
@@ -186,7 +199,7 @@ class User:
 
     def _new_plan(self, conversation: int) -> Plan:
         script = self._script
-        return plans.draw(self._spec, script.seed, self.user, conversation, limit=self._limit,
+        return plans.draw(self._spec.persona, script.seed, self.user, conversation, limit=self._limit,
                           gap_cap_s=script.gap_cap_s, scale=script.scale)
 
     def _new_conversation(self) -> Turn:
@@ -214,22 +227,12 @@ class User:
         return (*shared, Segment(self._stream(turn, 1), own, "session"))
 
     def _stationary(self) -> Turn:
-        """The first turn of a user found in mid-conversation.
-
-        An instant falls into a gap with a chance that grows with its length, so a conversation is chosen by its total
-        think time, a turn by its gap, and the think time that is left is a uniform part of that gap.
-        """
+        """The first turn of a user found in mid-conversation."""
         script = self._script
-        candidates = [self._new_plan(-1 - k) for k in range(_CANDIDATES)]
-        walks = [plans.walk(plan, self._limit) for plan in candidates]
-        spans = [sum(plan.gap_s[: len(walk)]) or 1e-9 * len(walk)
-                 for plan, walk in zip(candidates, walks, strict=True)]
-        chosen = _pick(spans, uniform(script.seed, 32, self.user))
-        self._plan, walk = candidates[chosen], walks[chosen]
-        turn = _pick(self._plan.gap_s[: len(walk)], uniform(script.seed, 33, self.user))
+        self._plan, standing, left_s = _found(self._spec, script.seed, self.user, self._limit, script.gap_cap_s,
+                                              script.scale)
         self._conversation, self.conversations = 0, 1
-        left_s = round(self._plan.gap_s[turn] * uniform(script.seed, 34, self.user), 6)
-        return self._resume(walk[turn], left_s)
+        return self._resume(standing, left_s)
 
     def _resume(self, standing: plans.Standing, left_s: float) -> Turn:
         plan, turn, base = self._plan, standing.turn, standing.base
@@ -249,6 +252,24 @@ class User:
         output = max(1, min(plan.output_tokens[turn], self._limit - prompt))
         return Turn(self.persona, self.user, self._conversation, turn, self._kind(turn), True, append, prompt, output,
                     left_s, tuple(history))
+
+
+@lru_cache(maxsize=_KEPT_STARTS)
+def _found(spec: _Spec, seed: int, user: int, limit: int, gap_cap_s: float,
+           scale: float) -> tuple[Plan, plans.Standing, float]:
+    """Where an instant finds a user: the conversation's plan, the turn that comes next, the think time left in seconds.
+
+    An instant falls into a gap with a chance that grows with its length, so a conversation is chosen by its total think
+    time, a turn by its gap, and the think time that is left is a uniform part of that gap.
+    """
+    candidates = [plans.draw(spec.persona, seed, user, -1 - k, limit=limit, gap_cap_s=gap_cap_s, scale=scale)
+                  for k in range(_CANDIDATES)]
+    walks = [plans.walk(plan, limit) for plan in candidates]
+    spans = [sum(plan.gap_s[: len(walk)]) or 1e-9 * len(walk) for plan, walk in zip(candidates, walks, strict=True)]
+    chosen = _pick(spans, uniform(seed, 32, user))
+    plan, walk = candidates[chosen], walks[chosen]
+    turn = _pick(plan.gap_s[: len(walk)], uniform(seed, 33, user))
+    return plan, walk[turn], round(plan.gap_s[turn] * uniform(seed, 34, user), 6)
 
 
 def _pick(weights: list[float], u: float) -> int:
