@@ -88,8 +88,8 @@ def run_sweep(cluster: Cluster, profile: Profile, flags: Mapping[str, Any], fold
     `profile.http_users` users over real HTTP beside its twin. Other engines are swept over HTTP altogether,
     one launch for all rungs. Rungs that `folder` holds already, of the same users, flags and seconds, are
     not run again. strict: a twin asked outside its measured range is refused (InputError); else
-    `passport.outside` of the answer says where the limit's rung left it. InputError for an SLO on a persona that the workload does not have, or flags that the
-    engine refuses.
+    `passport.outside` of the answer says where the limit's rung left it. InputError for an SLO on a persona
+    that the workload does not have, or flags that the engine refuses.
     """
     sweep = _Sweep(cluster, profile, dict(flags), Path(folder), FreshUsers(script_factory), seed,
                    progress or (lambda text: None), strict)
