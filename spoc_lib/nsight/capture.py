@@ -29,6 +29,8 @@ def require_nsys(cluster: Cluster) -> str:
     if cluster.engine.kind not in ("process", "container"):
         raise InputError("no-capture", f"the engine of cluster '{cluster.name}' is of kind {cluster.engine.kind}: only "
                          f"an engine that is started here is captured from here; {how}")
+    if cluster.hardware.gpu == "cpu":
+        raise InputError("no-gpu", f"cluster '{cluster.name}' runs on the CPU: there are no GPU kernels to capture")
     nsys = find_nsys()
     if nsys is None:
         raise InputError("no-nsys", f"nsys is not on this machine: install Nsight Systems, or capture elsewhere; {how}")

@@ -10,9 +10,11 @@ import pandas as pd
 
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
+from spoc_lib.nsight.advice import advice
 from spoc_lib.nsight.categories import TITLES
 from spoc_lib.nsight.decompose import Decomposition, decompose
 from spoc_lib.nsight.excerpt import excerpt
+from spoc_lib.nsight.gates import gate_sentence, gates
 from spoc_lib.nsight.idle import explain_idle
 from spoc_lib.nsight.roofline import Verdict, roofline
 
@@ -22,16 +24,29 @@ _LEAST_NS, _MOST_NS = 2_000_000, 60_000_000
 
 @dataclass(frozen=True)
 class Examination:
-    """decomposition; verdict: the roofline's, or None with the `reason` why the trace cannot be held against it."""
+    """decomposition; verdict: the roofline's, or None with the `reason` why the trace cannot be held against it;
+    expect_gpus: TP x PP of the engine, None where nobody said."""
 
     path: Path
     decomposition: Decomposition
     verdict: Verdict | None
     reason: str
+    expect_gpus: int | None = None
 
     @property
     def simulated(self) -> bool:
         return self.decomposition.simulated
+
+    def gates(self) -> pd.DataFrame:
+        """Whether the trace may be concluded from: gate, found, wanted, passed."""
+        return gates(self.decomposition, self.expect_gpus)
+
+    def gate_sentence(self) -> str:
+        return gate_sentence(self.gates())
+
+    def advice(self) -> list[str]:
+        """What to try next, the largest share of the window first."""
+        return advice(self.decomposition, self.verdict)
 
     def few_steps(self, count: int = 3) -> pd.DataFrame:
         """Kernels of `count` steps from the middle of the window (`excerpt`); of a few ms where there are no steps."""
@@ -93,13 +108,18 @@ class Examination:
             "decomposition": self.decomposition.to_dict(),
             "verdict": self.verdict and self.verdict.to_dict(),
             "no_verdict": self.reason or None,
+            "gates": self.gates().to_dict("records"),
+            "advice": self.advice(),
         }
 
 
-def examine(path: str | Path, model: ModelSpec, gpu: GpuSpec) -> Examination:
-    """Decompose a trace and hold it against the roofline of `model` on `gpu`; InputError where it cannot be read."""
+def examine(path: str | Path, model: ModelSpec, gpu: GpuSpec, expect_gpus: int | None = None) -> Examination:
+    """Decompose a trace and hold it against the roofline of `model` on `gpu`; InputError where it cannot be read.
+
+    expect_gpus: TP x PP of the engine; a trace of another number of GPUs fails its gate.
+    """
     found = decompose(path)
     try:
-        return Examination(Path(path), found, roofline(found, model, gpu), "")
+        return Examination(Path(path), found, roofline(found, model, gpu), "", expect_gpus)
     except InputError as error:
-        return Examination(Path(path), found, None, error.message)
+        return Examination(Path(path), found, None, error.message, expect_gpus)

@@ -43,10 +43,6 @@ def run_stages(run: Run, stages: list[str], parameters: dict[str, dict[str, Any]
     With `resume`, stages that are done stay; the first one that is not, and all after it, run.
     """
     checked = {number: check(number, parameters[number]) for number in stages}
-    if "04" in checked and checked["04"].capture:
-        from spoc_lib.pipeline.limit_capture import require
-
-        require(config.load_cluster(checked["04"].cluster), checked["04"].trace)
     for number in stages:
         if resume and run.stage_state(number)["state"] in ("done", "skipped"):
             say(f"{number} {STAGES[number].title}: {run.stage_state(number)['state']} already, kept")
@@ -168,8 +164,11 @@ def run_cluster(
     config.load_profile(profile)
     common = {"cluster": _absolute(cluster_name), "profile": _absolute(profile), "seed": seed}
     parameters = {number: {**common, **settings.get(number, {})} for number in stages}
-    for number in stages:
-        check(number, parameters[number])
+    checked = {number: check(number, parameters[number]) for number in stages}
+    if "04" in checked and checked["04"].capture:
+        from spoc_lib.pipeline.limit_capture import require
+
+        require(cluster, checked["04"].trace)
     if resume:
         run = Run.open(run_id) if run_id else Run.latest(cluster.name)
     elif run_id and (run := _existing(run_id)):
