@@ -28,6 +28,8 @@ def test_a_process_is_started_under_nsys_with_all_that_vllm_needs():
     assert words[words.index("--profiler-config.profiler") + 1] == "cuda"
     assert words[words.index("--tensor-parallel-size") + 1] == "4" and plan.expect_gpus == 4
     assert "--expect-gpus 4" in command(plan, "decompose")
+    assert command(plan, "pause DCGM") == "dcgmi profile --pause"
+    assert any("--capture" in note for note in plan.notes)
     assert "hf_secret" not in plan.text() and "HF_TOKEN" in plan.text()
 
 

@@ -1,0 +1,78 @@
+"""The doctor's report: gates, and what to try next, from traces whose answer is known."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from spoc_lib import config
+from spoc_lib.engine.batch import Batch
+from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.kerneltrace import write_trace
+from spoc_lib.nsight.examination import examine
+
+MODEL, GPU = config.load_model("gpt-oss-120b"), config.load_gpu("h100-sxm")
+
+
+def examined(path, gpus=None):
+    return examine(path, MODEL, GPU, gpus)
+
+
+def test_a_whole_trace_passes_every_gate_and_half_of_its_gpus_fail_one(tmp_path):
+    engine = EmbeddedEngine.from_cluster(config.load_cluster("sim-4xh100"))
+    decode = Batch(40, 40, 40 * 30_000, 40 * 128, 0, 0, 0.0, 0.0, 0, 40)
+    seconds = engine.step_time.seconds(decode)
+    steps = pd.DataFrame([{"time_s": 1 + n * seconds, "duration_s": seconds, **decode._asdict()} for n in range(25)])
+    path = write_trace(tmp_path / "t.sqlite", engine, steps, 0, 100)
+    found = examined(path, 4)
+    assert found.gates().passed.all() and found.gate_sentence().startswith("All 6 gates passed")
+    partial = examined(path, 8)
+    assert partial.gates().query("not passed").gate.tolist() == ["GPUs with kernels"]
+    assert "GPUs with kernels: 4, wanted 8" in partial.gate_sentence()
+    assert found.to_dict()["advice"] == found.advice() and len(found.to_dict()["gates"]) == 6
+
+
+def steps_with_gaps(trace, names, *, gap_ns, host_ns, count=30):
+    """`count` decode steps of ten kernels of 1 ms, `gap_ns` between kernels and `host_ns` behind the last."""
+    at = 1_000_000
+    for step in range(count):
+        begin = at
+        for _ in range(10):
+            trace.kernel(names["gemm"], at, at + 1_000_000)
+            at += 1_000_000 + gap_ns
+        at += host_ns
+        trace.nvtx(f"spoc step={step} phase=decode tokens=8 decodes=8 decode_context=8000 decode_window=1024 "
+                   f"prefills=0 prefill_tokens=0 prefill_pairs=0.0 prefill_window_pairs=0.0 prefill_context=0 logits=8",
+                   begin, at - 1)
+    trace.meta("CUDA_GRAPH_TRACE_OPTIONS:MODE", "Node")
+    return trace.done()
+
+
+@pytest.mark.parametrize("gap_ns, host_ns, word, other", [
+    (500_000, 0, "Launch gaps", "The host between steps"),
+    (0, 5_000_000, "The host between steps", "Launch gaps"),
+])
+def test_idle_time_is_met_where_it_arises(new_trace, kernel_names, gap_ns, host_ns, word, other):
+    found = examined(steps_with_gaps(new_trace(), kernel_names, gap_ns=gap_ns, host_ns=host_ns))
+    said = found.advice()
+    assert any(s.startswith(word) for s in said) and not any(s.startswith(other) for s in said)
+    assert any("33% at stake" in s or "30% at stake" in s or "31% at stake" in s or "32% at stake" in s for s in said)
+
+
+def test_the_late_gpu_is_named(new_trace, kernel_names):
+    trace = new_trace()
+    for n in range(30):
+        at = n * 10_000_000
+        for device, busy in ((0, 2_000_000), (1, 8_000_000)):
+            trace.kernel(kernel_names["gemm"], at, at + busy, pid=100 + device, device=device)
+            trace.kernel(kernel_names["comm"], at + busy, at + 9_000_000, pid=100 + device, device=device)
+    said = examined(trace.done(), 2).advice()
+    assert said[0].startswith("Waiting in collectives") and "GPU 1 of process 101" in said[0]
+
+
+def test_kernels_without_a_rule_ask_for_one(new_trace):
+    trace = new_trace()
+    trace.kernel("zzz_unheard_of", 0, 100_000_000)
+    found = examined(trace.done())
+    assert any("name them in a rule file" in s for s in found.advice())
+    assert "kernel time without a category" in found.gates().query("not passed").gate.tolist()
