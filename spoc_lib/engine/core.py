@@ -208,6 +208,11 @@ class EngineLoop:
     def idle(self) -> bool:
         return not self._planned and not self.core.has_requests
 
+    @property
+    def batch(self) -> Batch:
+        """What the step that `start` began computes."""
+        return self._planned[0].output.batch
+
     def start(self, now: float) -> float | None:
         """Plan as far ahead as the engine does and begin the oldest planned step.
 

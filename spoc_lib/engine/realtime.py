@@ -24,6 +24,8 @@ from spoc_lib.engine.batch import Batch, StepTime
 from spoc_lib.engine.core import EngineCore, EngineLoop, StepResult
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.gpu_counters import Throttle
+from spoc_lib.engine.kerneltrace import step_text
+from spoc_lib.engine.marks import mark, profiled
 from spoc_lib.engine.server_text import HashedContent, Reply
 from spoc_lib.engine.timer import Timer
 
@@ -165,7 +167,8 @@ class RealtimeEngine:
                 self._sleeper.wake()
 
     async def run(self) -> None:
-        """Step for ever."""
+        """Step for ever. Where a profiler listens, each step is an NVTX range, as in a trace of the twin."""
+        marked, number = profiled(), 0
         with Timer() as timer:
             begin = time.monotonic()
             while True:
@@ -176,7 +179,12 @@ class RealtimeEngine:
                 if end is None:
                     begin = await self._idle(timer, begin)
                     continue
-                await timer.until(end)
+                if marked:
+                    with mark(step_text(number, self._loop.batch)):
+                        await timer.until(end)
+                else:
+                    await timer.until(end)
+                number += 1
                 begin = self._keep_time(end)
                 self._deliver(self._loop.finish())
 

@@ -278,6 +278,9 @@ def test_developer_routes_need_the_flag(small, server):
     for path in ("/reset_prefix_cache", "/start_profile", "/stop_profile"):
         assert post(small, path, b"")[0] == 404
         assert post(server.base_url, path, b"")[0] == 200
+    assert "Not Found" in get(small, "/server_info")
+    said = json.loads(get(server.base_url, "/server_info"))
+    assert said["passport"]["simulated"] and said["spoc"]["flags"]["block_size"] == 16
 
 
 # connections
