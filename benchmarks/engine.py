@@ -1,17 +1,24 @@
-"""How fast the virtual clock is: simulated seconds a second, by users, and the fast core against the plain one.
+"""How fast the virtual clock is: simulated seconds a second, by users, and the fast core against the plain one; then
+how far the same engine over HTTP is from it.
 
-    python benchmarks/engine.py [--users 30 300 1000 3000] [--duration 900] [--json FILE]
+    python benchmarks/engine.py [--users 30 300 1000 3000] [--duration 900] [--clocks 30 100] [--json FILE]
 
 CPU time of one process on one core, so that a busy machine changes little. `play`: the run, its turns drawn from the
 personas' distributions on the way; `seat_s`: seating the users before it (a stationary start draws several
 conversations for each); `loop`: the compiled loop alone; `plain` plays a part of the same run block by block.
-The two-clock difference (HTTP against virtual) is measured by tests/engine/test_server_clocks.py.
+A user whom an earlier row has seated is seated from memory.
+The two-clock difference is that of `two_clocks.py` (p50 and p95 of TTFT and gaps); it wants a quiet machine, or
+`chrt -r 1` before the command. `--clocks` without numbers leaves it out.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
+from pathlib import Path
+
+import two_clocks
 
 from spoc_lib.config import load_cluster
 from spoc_lib.core.files import write_json
@@ -73,6 +80,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--users", type=int, nargs="+", default=[30, 300, 1000, 3000])
     parser.add_argument("--duration", type=float, default=900.0, help="simulated seconds")
+    parser.add_argument("--clocks", type=int, nargs="*", default=[30, 100], help="users over HTTP")
+    parser.add_argument("--clock-duration", type=float, default=30.0, help="seconds over HTTP")
+    parser.add_argument("--personas", nargs="+", default=["tiny"], help="who they are")
     parser.add_argument("--cluster", default="sim-4xh100")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE")
@@ -87,9 +97,16 @@ def main() -> None:
         rows.append(row)
         print("  ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
                         for name, value in row.items()), flush=True)
+    clocks = []
+    for personas in arguments.personas:
+        for users in arguments.clocks:
+            with tempfile.TemporaryDirectory() as folder:
+                clocks.append(two_clocks.measure(arguments.cluster, personas, users, arguments.clock_duration, 0.0,
+                                                 arguments.seed, Path(folder)))
+            print(two_clocks.sentence(clocks[-1]), flush=True)
     if arguments.json:
         write_json(arguments.json, {"cluster": arguments.cluster, "unit": "simulated seconds a CPU second",
-                                    "rows": rows})
+                                    "rows": rows, "two_clocks": clocks})
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 The client is the workbench's own (Locust, kernel time stamps where the host has them), client and server on this
 machine. Requests are paired by user, conversation and turn, and only pairs count that both clocks finished: p50 and p95
 of TTFT and of the gaps between chunks. Beside the differences stand what this machine added: how late the server's
-steps ended (`lag`, from its metrics page), how late the client sent, and how busy the processors were. Where the
-machine was busy with something else, the difference is the machine's, and the row says so.
+steps ended (from its metrics page), how late the client sent, and how busy the processors were. Where the machine is
+busy with something else, the difference is the machine's: put `chrt -r 1` (as root) before the command, and client and
+server come before the others.
 """
 
 from __future__ import annotations
