@@ -75,7 +75,7 @@ def read_points(path: str | Path) -> list[ServingPoint]:
     except OSError as error:
         raise InputError("unreadable", f"cannot read the serving points {path}: {error.strerror}") from error
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise InputError("bad-csv", f"the serving points {path} are not valid CSV: {error}") from error
+        raise InputError("bad-csv", f"the serving points {path} are not valid CSV: {str(error).strip()}") from error
     missing = [name for name in COLUMNS if name not in table.columns]
     if missing:
         raise InputError("missing-column", f"the serving points {path} lack the column '{missing[0]}': needed are "
