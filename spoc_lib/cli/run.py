@@ -102,16 +102,20 @@ def batch(
 
 def report(
     runs: Annotated[list[str], typer.Argument(help="runs (ids or folders) with a finished sweep")],
-    profile: Profile = "quick",
+    profile: Annotated[str, typer.Option(help="quick, standard, paper, or a YAML file; default: the first run's own")
+                       ] = "",
+    settings: Settings = None,
     json: JsonOption = None,
 ) -> None:
     """Notebook 05 over given runs: the verdict and the comparison; rebuilds outputs/index.html.
 
-    Example: spoc report sim-4xh100-20260101-120000 sim-2xh200-20260101-120500
+    Example: spoc report sim-4xh100-20260101-120000 sim-2xh200-20260101-120500 --set what_if=true
     """
     from spoc_lib.pipeline.batch import report as make_report
+    from spoc_lib.pipeline.parameters import split_settings
 
-    comparison = make_report(runs, profile=profile, say=_say(json))
+    chosen = split_settings(settings or [], ["05"])["05"]
+    comparison = make_report(runs, profile=profile, settings=chosen, say=_say(json))
     emit({"report": str(comparison.folder)}, json, "\n".join(_verdict(comparison)))
 
 

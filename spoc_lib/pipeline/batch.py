@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +73,12 @@ def _run_one(cluster: str, arguments: list[str], say: Say) -> Outcome:
     return Outcome(cluster, result.get("run"), status, "" if status == 0 else last)
 
 
-def report(runs: list[str], *, profile: str, say: Say, run_id: str = "") -> Run:
-    """Notebook 05 over finished runs, in a run folder of its own."""
+def report(runs: list[str], *, profile: str = "", settings: Mapping[str, Any] | None = None, say: Say,
+           run_id: str = "") -> Run:
+    """Notebook 05 over finished runs, in a run folder of its own.
+
+    profile: default the first run's own; settings: other parameters of the notebook by name.
+    """
     opened = [Run.open(run) for run in runs]
     for run in opened:
         if run.stage_state("03")["state"] != "done":
@@ -82,10 +87,12 @@ def report(runs: list[str], *, profile: str, say: Say, run_id: str = "") -> Run:
                 f"run '{run.id}' has no finished sweep: spoc run {run.state['cluster']} --run-id {run.id} --resume",
             )
     cluster = opened[0].state["cluster"]
+    profile = profile or opened[0].stage_state("03")["parameters"]["profile"]
     parameters = {
         "cluster": opened[0].stage_state("03")["parameters"]["cluster"],
         "profile": profile,
         "runs": ",".join(str(run.folder) for run in opened),
+        **(settings or {}),
     }
     check("05", parameters)
     comparison = Run.create(

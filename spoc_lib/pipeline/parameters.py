@@ -100,6 +100,8 @@ class P04(Workload):
 
 class P05(Common):
     runs: Text = ""
+    paper: Flag = False
+    what_if: Flag = False
 
 
 @dataclass(frozen=True, slots=True)

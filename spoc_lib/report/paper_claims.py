@@ -1,0 +1,36 @@
+"""One finding of the paper beside ours, and the three verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row: the paper's figure, ours, the verdict, and what it depends on or why it is not reproduced."""
+
+    finding: str
+    paper: str
+    ours: str
+    verdict: str
+    why: str
+
+
+def not_judged(finding: str, paper: str, why: str) -> Claim:
+    return Claim(finding, paper, "–", "not judged", why)
+
+
+def spans(values: Iterable[float], figure: float, tolerance: float = 0.0) -> bool:
+    known = [v for v in values if v is not None and not pd.isna(v) and math.isfinite(v)]
+    return bool(known) and min(known) * (1 - tolerance) <= figure <= max(known) * (1 + tolerance)
+
+
+def judge(near: bool, depends: list[str], otherwise: str) -> tuple[str, str]:
+    """(verdict, why) from whether the figure is met as swept, and what would have to move for it."""
+    if near:
+        return "reproduced", "as swept"
+    return ("depends on", "; ".join(depends)) if depends else ("not reproduced", otherwise)

@@ -1,0 +1,119 @@
+"""A question to the twin in plain values: one cluster, one workload, one way to judge; asked alone or many at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spoc_lib.config import Cluster, Profile
+from spoc_lib.core.errors import InputError
+from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.sweep.quick import QuickCapacity, quick_capacity
+from spoc_lib.workload import build_script
+from spoc_lib.workload.personas import PersonaSet
+from spoc_lib.workload.script import ConversationScript, Turn, UserScript
+
+#: Salt of the quick answers' users: the same in every answer, foreign to the sweep's.
+SALT = 2_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """cluster with its SLOs; flags: engine flags over the cluster's; personas: a set, or a name or path.
+
+    gap_cap_s, think_scale: think times are capped, then multiplied; start: cold | stationary; measured_s, warmup_s:
+    simulated seconds of a rung; near: users to begin at; parameters: step-time parameters (name -> value) in the
+    calibration's place; shared_ratio: most of a first prompt that is common ground (None: the set's own).
+    """
+
+    cluster: Cluster
+    personas: PersonaSet | str
+    flags: dict[str, Any] = field(default_factory=dict)
+    gap_cap_s: float = 60.0
+    think_scale: float = 1.0
+    start: str = "stationary"
+    measured_s: float = 300.0
+    warmup_s: float = 30.0
+    seed: int = 1
+    near: int = 60
+    parameters: dict[str, float] = field(default_factory=dict)
+    shared_ratio: float | None = None
+
+    @classmethod
+    def of(cls, cluster: Cluster, profile: Profile, flags: dict[str, Any] | None = None, **changed: Any) -> Case:
+        """The question that a sweep of `profile` asks, in rungs of at most 300 s."""
+        return cls(cluster, cluster.personas, dict(flags or {}), **{**dict(
+            gap_cap_s=profile.gap_cap_s, start=profile.start, measured_s=min(profile.rung_s, 300.0)), **changed})
+
+    def changed(self, **fields: Any) -> Case:
+        return replace(self, **fields)
+
+    def engine(self) -> EmbeddedEngine:
+        """The twin; InputError where the model does not fit or the flags contradict each other."""
+        engine = EmbeddedEngine.from_cluster(self.cluster, self.flags)
+        if not self.parameters:
+            return engine
+        changed = engine.step_time.parameters.model_copy(update=self.parameters)
+        return replace(engine, step_time=engine.step_time.with_parameters(changed))
+
+    def script(self, engine: EmbeddedEngine) -> ConversationScript:
+        from spoc_lib.workload.personas import load_personas
+
+        personas = load_personas(self.personas) if isinstance(self.personas, str) else self.personas
+        geometry = None if self.shared_ratio is None else \
+            personas.geometry.model_copy(update={"max_shared_ratio": self.shared_ratio})
+        script = build_script(personas, self.seed, salt=SALT, gap_cap_s=self.gap_cap_s, start=self.start,
+                              context_limit=engine.max_model_len, geometry=geometry)
+        return script if self.think_scale == 1 else Paced(script, self.think_scale)
+
+    def answer(self) -> QuickCapacity:
+        """Its capacity; InputError as in `engine`."""
+        engine = self.engine()
+        return quick_capacity(engine, self.script(engine), self.cluster.slos, measured_s=self.measured_s,
+                              warmup_s=self.warmup_s, near=self.near, seed=self.seed)
+
+
+def answers(cases: Sequence[Case], workers: int | None = None) -> list[QuickCapacity | str]:
+    """The answer of each case in its place, or the sentence why there is none; several at a time."""
+    workers = min(workers or os.cpu_count() or 1, 4, len(cases))
+    if workers < 2:
+        return [_answer(case) for case in cases]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        return list(pool.map(_answer, cases))
+
+
+def _answer(case: Case) -> QuickCapacity | str:
+    try:
+        return case.answer()
+    except InputError as error:
+        return str(error)
+
+
+class Paced:
+    """A script whose users think `scale` times as long; all else as it was (`ConversationScript`)."""
+
+    def __init__(self, script: ConversationScript, scale: float) -> None:
+        self._script, self._scale = script, scale
+        self.seed, self.salt = script.seed, script.salt
+        self.gap_cap_s = scale * getattr(script, "gap_cap_s", 60.0)
+
+    def user(self, number: int) -> UserScript:
+        return _PacedUser(self._script.user(number), self._scale)
+
+    def users(self, count: int):
+        return (self.user(number) for number in range(count))
+
+
+class _PacedUser:
+    def __init__(self, user: UserScript, scale: float) -> None:
+        self._user, self._scale = user, scale
+        self.persona, self.user = user.persona, user.user
+
+    def next(self, history_tokens: int) -> Turn:
+        turn = self._user.next(history_tokens)
+        return replace(turn, think_time_s=self._scale * turn.think_time_s)
