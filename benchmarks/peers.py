@@ -77,9 +77,8 @@ def tokenizer_folder(folder: Path, python: Path) -> Path:
 
 def run(command: list[str], folder: Path) -> str:
     """Standard output; RuntimeError with the end of what it said when it fails."""
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "NO_PROXY": "127.0.0.1",
-               "no_proxy": "127.0.0.1", "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=folder, env=offline, capture_output=True, text=True, timeout=600, check=False)
+    local = {**os.environ, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "NO_COLOR": "1"}
+    done = subprocess.run(command, cwd=folder, env=local, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} ended with {done.returncode}: {(done.stdout + done.stderr)[-3000:]}")
     return done.stdout
