@@ -29,6 +29,8 @@ def run_command(
     duration: Annotated[float, typer.Option(help="seconds, ramp and warm-up included")] = 60.0,
     personas: Annotated[str, typer.Option(help="persona set: a name (spoc, tiny, …) or a YAML file")] = "spoc",
     corpus: Annotated[str | None, typer.Option(help="folder of text; default: Python's standard library")] = None,
+    tokenizer: Annotated[str, typer.Option(help="whose tokens the sizes are: offline (o200k), or target (the "
+                                                "server's /tokenize)")] = "offline",
     seed: Annotated[int, typer.Option(help="the same seed gives the same conversations")] = 0,
     salt: Annotated[int, typer.Option(help="another salt: other texts of the same sizes, so a cold cache")] = 0,
     cache: Annotated[str, typer.Option(help="salt (rely on another salt), reset (empty it first) or warm")] = "salt",
@@ -65,7 +67,8 @@ def run_command(
 
     given = dict(
         base_url=base_url, model=model or "?", users=users, duration_s=duration, personas=personas, corpus=corpus,
-        seed=seed, salt=salt, cache=cache, start=start, gap_cap_s=gap_cap, scale=scale, context_limit=context_limit,
+        tokenizer=tokenizer, seed=seed, salt=salt, cache=cache, start=start, gap_cap_s=gap_cap, scale=scale,
+        context_limit=context_limit,
         warmup_s=warmup, ramp_s=ramp, api=api, api_key_env=api_key_env, headers=_headers(header or []),
         extra_body=_object(body), verify_tls=not insecure, request_timeout_s=request_timeout,
         idle_timeout_s=idle_timeout, stop_timeout_s=stop_timeout, processes=processes, master=master, ui_port=ui)

@@ -24,7 +24,7 @@ from spoc_lib.load.arrivals import KERNEL_STAMPS, ArrivalClientPool, WallOffset
 from spoc_lib.load.bodies import BodyEncoder
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.rung import Rung
-from spoc_lib.load.script import Histories, script_of
+from spoc_lib.load.script import material
 from spoc_lib.load.user import Player, ScriptedUser
 
 TICK_S = 0.01
@@ -65,11 +65,12 @@ def resident_bytes() -> float:
 
 def prepare(plan: LoadPlan, rung: Rung, process: int, boss: Boss) -> None:
     """All first turns, text and bodies, before the clock starts: nothing of it may fall into the measurement."""
-    script, histories = script_of(plan), Histories(plan)
+    played = material(plan)
     mine = range(process, plan.users, plan.processes)
     told = time.monotonic()
     for done, number in enumerate(mine):
-        rung.players.append(Player(script.user(number), histories.new(), BodyEncoder(plan)))
+        user, history = played.script.user(number), played.new_history()
+        rung.players.append(Player(user, history, BodyEncoder(plan), played.overhead))
         if time.monotonic() - told > 0.5:
             told = time.monotonic()
             boss.preparing(done + 1, len(mine))

@@ -31,6 +31,8 @@ class LoadPlan(Strict):
     token sizes. `cache` says what the rung finds in the server's prefix cache: `salt` (default) relies on another
     `salt` each rung, which changes every text without changing a size; `reset` empties the cache through the
     endpoint first (vLLM in development mode, the embedded engine); `warm` wants what earlier rungs left.
+    `tokenizer` says whose tokens the sizes are: `offline` (o200k with this workbench's template), or `target`: text,
+    the template's overhead and the context limit are measured through the server's `/tokenize`.
     The API key is read from the environment variable named by `api_key_env`; it stands nowhere else.
     """
 
@@ -41,6 +43,7 @@ class LoadPlan(Strict):
     personas: str = "spoc"
     fixed: FixedTurns | None = None
     corpus: str | None = Field(None, description="folder of text; default: Python's installed standard library")
+    tokenizer: Literal["offline", "target"] = "offline"
     warmup_s: NotNegative = 0.0
     ramp_s: NotNegative = 0.0
     seed: int = 0

@@ -2,52 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
+from spoc_lib.core.errors import InputError
 from spoc_lib.load.plan import FixedTurns, LoadPlan
 from spoc_lib.workload.script import ConversationScript, Segment, Turn
+from spoc_lib.workload.template import TEMPLATE_OVERHEAD, Overhead
 
 
 class History(Protocol):
     """A user's conversation as messages (`workload.messages.Conversation`)."""
 
     history_tokens: int
+    echo: str
 
     def apply(self, turn: Turn) -> list[dict[str, Any]]: ...
 
-    def add_reply(self, text: str, tokens: int | None = None) -> None: ...
+    def add_reply(self, text: str, tokens: int | None = None, reasoning: str | None = None) -> None: ...
 
     def drop_last(self) -> None: ...
 
 
-def script_of(plan: LoadPlan) -> ConversationScript:
-    """The ConversationScript of `plan`."""
+@dataclass(frozen=True)
+class Material:
+    """What the users of a plan play: their script, and the empty history that each begins with.
+
+    overhead: what the server's chat template adds to a prompt, in tokens.
+    """
+
+    script: ConversationScript
+    new_history: Callable[[], History]
+    overhead: Overhead = TEMPLATE_OVERHEAD
+
+
+def material(plan: LoadPlan) -> Material:
+    """The script and the text of `plan`; the corpus is read once and shared by all histories.
+
+    Recorded sessions bring their own text where the recording has text. InputError when the plan wants the target's
+    tokens of a server without `/tokenize`, or of a recording, whose lengths are stated in its own tokens.
+    """
     if plan.fixed is not None:
-        return FixedScript(plan.fixed, plan.seed, plan.salt)
-    from spoc_lib.workload import build_script
-    from spoc_lib.workload.personas import load_personas
+        return Material(FixedScript(plan.fixed, plan.seed, plan.salt), FixedHistory)
+    from spoc_lib.load.endpoint import api_key
+    from spoc_lib.workload.build import build_script
+    from spoc_lib.workload.corpus import Corpus
+    from spoc_lib.workload.imported import ImportedScript
+    from spoc_lib.workload.messages import Conversation
+    from spoc_lib.workload.personas import RecordedSet, load_personas
+    from spoc_lib.workload.target import measure_target
 
-    return build_script(load_personas(plan.personas), plan.seed, salt=plan.salt, gap_cap_s=plan.gap_cap_s,
-                        start=plan.start, context_limit=plan.context_limit, scale=plan.scale)
-
-
-class Histories:
-    """Makes the empty history of each user; the corpus is read once and shared."""
-
-    def __init__(self, plan: LoadPlan) -> None:
-        self._corpus = None
-        if plan.fixed is None:
-            from spoc_lib.workload.corpus import Corpus
-
-            self._corpus = Corpus.from_directory(plan.corpus)
-
-    def new(self) -> History:
-        if self._corpus is None:
-            return FixedHistory()
-        from spoc_lib.workload.messages import Conversation
-
-        return Conversation(self._corpus)
+    personas = load_personas(plan.personas)
+    overhead, limit = TEMPLATE_OVERHEAD, plan.context_limit
+    if plan.tokenizer == "target":
+        if isinstance(personas, RecordedSet):
+            raise InputError("recorded-sizes", "recorded sessions keep the sizes that they were recorded with: play "
+                             "them with tokenizer 'offline'")
+        target = measure_target(plan.base_url, plan.model, plan.corpus, api_key=api_key(plan), headers=plan.headers,
+                                verify_tls=plan.verify_tls)
+        corpus, overhead, limit = target.corpus, target.overhead, limit or target.context_limit
+    else:
+        corpus = Corpus.from_directory(plan.corpus)
+    script = build_script(personas, plan.seed, salt=plan.salt, gap_cap_s=plan.gap_cap_s, start=plan.start,
+                          context_limit=limit, scale=plan.scale, overhead=overhead)
+    texts = script.texts(corpus) if isinstance(script, ImportedScript) else corpus
+    return Material(script, partial(Conversation, texts, personas.echo), overhead)
 
 
 def fixed_stream(salt: int, user: int, number: int) -> int:
@@ -89,6 +110,7 @@ class FixedHistory:
     """Single messages of about the asked size: four characters a token, unlike for each stream."""
 
     history_tokens = 0
+    echo = "content"
 
     def apply(self, turn: Turn) -> list[dict[str, Any]]:
         segment = turn.append[0]
@@ -96,7 +118,7 @@ class FixedHistory:
         self.history_tokens = segment.tokens
         return [{"role": "user", "content": text}]
 
-    def add_reply(self, text: str, tokens: int | None = None) -> None:
+    def add_reply(self, text: str, tokens: int | None = None, reasoning: str | None = None) -> None:
         self.history_tokens += tokens or 0
 
     def drop_last(self) -> None:

@@ -109,7 +109,7 @@ class StreamReader:
 
     times_s, texts: one entry a chunk that carries content, reasoning or a tool call; role-only, empty and usage
     chunks never count. running_tokens: the server's cumulative count at each chunk, where it sends one a chunk.
-    content, content_at: the content alone, and the numbers of the chunks that carried some.
+    content, content_at: the content alone, and the numbers of the chunks that carried some; thoughts: the reasoning.
     error_class: bad_event (not JSON, or not an object), stream_error or context_overflow (the server's own error
     event), else None.
     """
@@ -120,6 +120,7 @@ class StreamReader:
     running_tokens: list[int | None] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
     content_at: list[int] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     usage: dict[str, Any] | None = None
     finish_reason: str | None = None
     finish_s: float | None = None
@@ -179,6 +180,8 @@ class StreamReader:
         text = "" + (content or "") + (reasoning or "")  # TypeError where a server sends no text
         if calls:
             text += "".join(_call_text(call) for call in calls)
+        if reasoning:
+            self.thoughts.append(reasoning)
         if content:
             self.content.append(content)
             self.content_at.append(len(self.times_s))
@@ -198,6 +201,11 @@ class StreamReader:
     def reply(self) -> str:
         """The content that goes into the history: what the model answered, without its reasoning."""
         return "".join(self.content)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before it answered; it goes into the history only where personas echo it."""
+        return "".join(self.thoughts)
 
     @property
     def complete(self) -> bool:

@@ -16,7 +16,7 @@ from spoc_lib.load.rung import Rung
 from spoc_lib.load.script import History
 from spoc_lib.load.sse import StreamReader, token_shares
 from spoc_lib.workload.script import Turn, UserScript
-from spoc_lib.workload.template import overhead_tokens
+from spoc_lib.workload.template import TEMPLATE_OVERHEAD, Overhead
 
 #: After a failure a user waits at least this long, doubled at each further failure: a dead server must not turn
 #: a closed loop into a flood.
@@ -42,8 +42,9 @@ class Prepared:
 class Player:
     """The state of one user of the script: history, encoder, and the turn that comes next."""
 
-    def __init__(self, script: UserScript, history: History, encoder: BodyEncoder) -> None:
-        self.script, self.history, self.encoder = script, history, encoder
+    def __init__(self, script: UserScript, history: History, encoder: BodyEncoder,
+                 overhead: Overhead = TEMPLATE_OVERHEAD) -> None:
+        self.script, self.history, self.encoder, self.overhead = script, history, encoder, overhead
         self.next: Prepared | None = None
         self.messages = 0
         self.prepare(0)
@@ -65,11 +66,12 @@ class Player:
         reply_tokens = None
         if total is not None:
             shares = token_shares(reader.texts, reader.running_tokens, total)
-            reply_tokens = round(sum(shares[number] for number in reader.content_at))
-        self.history.add_reply(reader.reply, reply_tokens)
+            whole = self.history.echo == "reasoning"
+            reply_tokens = round(sum(shares) if whole else sum(shares[number] for number in reader.content_at))
+        self.history.add_reply(reader.reply, reply_tokens, reader.reasoning)
         if prompt is None or reply_tokens is None:
             return self.prepare(self.history.history_tokens)
-        return self.prepare(max(0, prompt - overhead_tokens(self.messages)) + reply_tokens)
+        return self.prepare(max(0, prompt - self.overhead.tokens(self.messages)) + reply_tokens)
 
     def forget(self, overflow: bool) -> None:
         """The turn failed: take it back and go on; after an overflow only a new conversation can."""

@@ -24,7 +24,7 @@ class Conversation:
     """
 
     def __init__(self, corpus: Corpus, echo: Literal["content", "reasoning"] = "content") -> None:
-        self._corpus, self._echo = corpus, echo
+        self._corpus, self.echo = corpus, echo
         self._messages: list[dict] = []
         self._sizes: list[int] = []
 
@@ -56,7 +56,7 @@ class Conversation:
 
     def add_reply(self, text: str, tokens: int | None = None, reasoning: str | None = None) -> None:
         """Put the server's reply into the history. `tokens`: its length where known, else it is counted offline."""
-        if self._echo == "reasoning" and reasoning:
+        if self.echo == "reasoning" and reasoning:
             text = reasoning + text
         self._reply(text, self._corpus.tokenizer.count(text) if tokens is None else tokens)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import ssl
+import threading
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -54,18 +57,27 @@ class RemoteTokenizer:
 
     max_model_len: the server's context limit, once it has been asked anything (None where it does not say).
 
-    InputError when the server does not answer or has no `/tokenize`. One connection is kept; not for threads.
+    headers: sent with every request; verify_tls: whether a certificate must be valid.
+    InputError when the server does not answer or has no `/tokenize`. One connection is kept, for one caller at a time.
     """
 
-    def __init__(self, base_url: str, model: str, *, api_key: str | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(self, base_url: str, model: str, *, api_key: str | None = None, timeout_s: float = 30.0,
+                 headers: Mapping[str, str] | None = None, verify_tls: bool = True) -> None:
         parts = urlsplit(base_url if "//" in base_url else f"//{base_url}", scheme="http")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError("bad-url", f"base_url '{base_url}' is not an http(s) address such as http://127.0.0.1:8000")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            if not verify_tls:
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            self._connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s,
+                                                           context=context)
+        else:
+            self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        self._turn = threading.Lock()  # users of one client share the connection
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self.base_url, self._model = base_url, model
-        self._headers = {"Content-Type": "application/json"}
+        self._headers = {**(headers or {}), "Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self.name = f"{model}@{parts.netloc}"
@@ -87,11 +99,9 @@ class RemoteTokenizer:
     def _post(self, path: str, body: dict, key: str):
         payload = orjson.dumps({"model": self._model, **body})
         try:
-            self._connection.request("POST", self._prefix + path, payload, self._headers)
-            response = self._connection.getresponse()
-            answer = response.read()
+            with self._turn:
+                response, answer = self._ask(self._prefix + path, payload)
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
             raise InputError("endpoint-unreachable", f"no answer from {self.base_url}{path} ({error}): is the server "
                              "up, and is base_url right?") from error
         if response.status != 200:
@@ -104,3 +114,16 @@ class RemoteTokenizer:
         except (orjson.JSONDecodeError, KeyError, AttributeError) as error:
             raise InputError("no-tokenizer", f"{self.base_url}{path} answered without '{key}': not a vLLM-like "
                              "server") from error
+
+    def _ask(self, path: str, payload: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+        """One exchange; a connection that the server closed while it was idle is opened anew, once."""
+        fresh = self._connection.sock is None
+        try:
+            self._connection.request("POST", path, payload, self._headers)
+            response = self._connection.getresponse()
+            return response, response.read()
+        except (OSError, http.client.HTTPException):
+            self._connection.close()
+            if fresh:
+                raise
+            return self._ask(path, payload)
