@@ -84,7 +84,7 @@ class EngineCore:
             in_flight_tokens=flags.max_num_batched_tokens * self.concurrent_batches,
             watermark=flags.watermark, retention=flags.prefix_cache_retention_interval)
         self.scheduler = Scheduler(
-            cache, max_num_batched_tokens=flags.max_num_batched_tokens, max_num_seqs=flags.max_num_seqs,
+            cache, max_num_batched_tokens=flags.max_num_batched_tokens, max_num_seqs=flags.active_seqs,
             max_model_len=self.max_model_len,
             long_prefill_token_threshold=flags.long_prefill_token_threshold,
             reserve_full_isl=flags.scheduler_reserve_full_isl, asynchronous=flags.async_scheduling,

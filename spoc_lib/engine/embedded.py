@@ -79,7 +79,7 @@ class EmbeddedEngine:
     def outside_as_server(self, *, strict: bool = False) -> list[str]:
         """The same for anything that clients may ask of it: full batches, full contexts, prefix hits."""
         longest = float(self.max_model_len)
-        return self.outside(strict=strict, concurrency=float(self.flags.max_num_seqs), prompt_tokens=longest,
+        return self.outside(strict=strict, concurrency=float(self.flags.active_seqs), prompt_tokens=longest,
                             context_tokens=longest,
                             cached_tokens=longest if self.flags.enable_prefix_caching else None)
 

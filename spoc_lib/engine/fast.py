@@ -214,7 +214,7 @@ def _configuration(engine: EmbeddedEngine, users: int) -> np.ndarray:
     k[fs.K_WINDOW], k[fs.K_NEED] = window, -(-(window - 1) // size) if window else 0
     k[fs.K_CAP] = -(-min(window - 1 + in_flight, max_len) // size) + 1
     k[fs.K_POOL], k[fs.K_CACHING], k[fs.K_MAX_LEN] = engine.num_blocks - 1, flags.enable_prefix_caching, max_len
-    k[fs.K_BUDGET], k[fs.K_MAX_SEQS] = flags.max_num_batched_tokens, flags.max_num_seqs
+    k[fs.K_BUDGET], k[fs.K_MAX_SEQS] = flags.max_num_batched_tokens, flags.active_seqs
     k[fs.K_THRESHOLD], k[fs.K_RESERVE] = flags.long_prefill_token_threshold, flags.scheduler_reserve_full_isl
     k[fs.K_DEPTH], k[fs.K_WATERMARK] = depth, int(flags.watermark * engine.num_blocks)
     k[fs.K_RETENTION] = fs.NONE if retention is None else retention

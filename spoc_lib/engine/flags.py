@@ -18,6 +18,7 @@ class EngineFlags(Strict):
 
     max_num_batched_tokens: Count = 8192
     max_num_seqs: Count = 1024
+    max_num_active_seqs: Count | None = Field(None, description="requests that run at once; default: max_num_seqs")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.92
     long_prefill_token_threshold: NonNegative = 0
     enable_prefix_caching: bool = True
@@ -40,7 +41,15 @@ class EngineFlags(Strict):
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): raise the first or lower the second"
             )
+        if self.max_num_active_seqs is not None and self.max_num_active_seqs > self.max_num_seqs:
+            raise ValueError(f"max_num_active_seqs ({self.max_num_active_seqs}) must not exceed max_num_seqs "
+                             f"({self.max_num_seqs}): lower the first or raise the second")
         return self
+
+    @property
+    def active_seqs(self) -> int:
+        """How many requests may run at once; max_num_seqs also sizes buffers."""
+        return self.max_num_active_seqs or self.max_num_seqs
 
 
 def parse_flags(values: dict[str, Any], where: str = "flags") -> EngineFlags:

@@ -118,6 +118,7 @@ def cases(draw) -> tuple[RandomTraffic, EmbeddedEngine, int]:
     shape = model(window, sliding, limit)
     flags = EngineFlags(
         max_num_batched_tokens=batched, max_num_seqs=draw(st.sampled_from([2, 4, 64])), block_size=block,
+        max_num_active_seqs=draw(st.sampled_from([None, None, 2])),
         enable_prefix_caching=caching, watermark=draw(st.sampled_from([0.0, 0.0, 0.05])),
         scheduler_reserve_full_isl=draw(st.sampled_from([True, True, False])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 30])),

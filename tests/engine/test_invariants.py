@@ -42,6 +42,7 @@ def engines(draw) -> EngineCore:
     return core_of(
         model(window, sliding), blocks=groups * 44 + draw(st.integers(2, 80)),
         max_num_batched_tokens=draw(st.sampled_from([16, 64, 256])), max_num_seqs=draw(st.sampled_from([1, 4, 16])),
+        max_num_active_seqs=draw(st.sampled_from([None, 1])),
         enable_prefix_caching=draw(st.booleans()), watermark=draw(st.sampled_from([0.0, 0.05])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 20])), async_scheduling=draw(st.booleans()),
         scheduler_reserve_full_isl=draw(st.booleans()),
@@ -92,7 +93,7 @@ class Watch:
     def check_step(self, result) -> None:
         core, output = self.core, result.scheduled
         assert sum(output.scheduled.values()) == result.batch.tokens <= core.flags.max_num_batched_tokens
-        assert output.running <= core.flags.max_num_seqs
+        assert output.running <= (core.flags.max_num_active_seqs or core.flags.max_num_seqs)
         assert all(tokens > 0 for tokens in output.scheduled.values())
         assert result.batch.decodes + result.batch.prefills == len(output.scheduled)
         assert result.batch.logits == len(output.sampling)
