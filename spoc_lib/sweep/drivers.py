@@ -4,6 +4,7 @@ HTTP."""
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,9 +144,10 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
     """
     from spoc_lib import load
 
+    tokens, said = whose_tokens(cluster, server, script)
     plan = load.LoadPlan(
         base_url=server.base_url, model=server.model, personas=_personas(cluster, script, folder), users=users,
-        corpus=cluster.corpus,
+        corpus=cluster.corpus, tokenizer=tokens,
         duration_s=timing.duration_s, warmup_s=timing.warmup_s, seed=script.seed, salt=script.salt,
         gap_cap_s=getattr(script, "gap_cap_s", 60.0), start=getattr(script, "start", "stationary"),
         context_limit=getattr(script, "context_limit", None), scale=getattr(script, "scale", 1.0),
@@ -162,7 +164,7 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
             mark(f"rung users={users} driver=locust"):
         run = load.run(plan, folder, told)
     busy = _busy_ratio(before, _host_seconds())
-    seen, problems = recorder.metrics, list(recorder.problems)
+    seen, problems = recorder.metrics, [*said, *recorder.problems]
     if busy is not None and busy > HOST_BUSY:
         problems.append(f"this host's processors were {busy:.0%} busy during the HTTP rung with {users} users: late "
                         f"timers of client and server are in its latencies")
@@ -200,6 +202,23 @@ def _busy_ratio(before: tuple[float, float] | None, after: tuple[float, float] |
     if before is None or after is None or after[1] <= before[1]:
         return None
     return 1 - (after[0] - before[0]) / (after[1] - before[1])
+
+
+def whose_tokens(cluster: Cluster, server: Any, script: ConversationScript) -> tuple[str, list[str]]:
+    """(a load plan's `tokenizer`, sentences): the target's own tokens where it can be asked for them.
+
+    The embedded engine counts with the offline tokenizer; recorded sessions keep the sizes of their recording.
+    """
+    if cluster.engine.kind == "embedded" or not isinstance(getattr(script, "personas", None), Strict):
+        return "offline", []
+    from spoc_lib.workload.target import tokenizer_refusal
+
+    key = os.environ.get(cluster.engine.api_key_env) if cluster.engine.api_key_env else None
+    refusal = tokenizer_refusal(server.base_url, server.model, key)
+    if refusal is None:
+        return "target", []
+    return "offline", [f"prompt sizes over HTTP are counted with the offline tokenizer and may differ from the "
+                       f"server's own: {refusal}"]
 
 
 def _personas(cluster: Cluster, script: ConversationScript, folder: Path) -> str:

@@ -118,3 +118,20 @@ def test_recorded_text_is_what_is_sent(tmp_path, server, corpus):
             material(plan.model_copy(update={"tokenizer": "target"}))
     assert [m["content"] for m in seen[0]["messages"]] == ["You fix bugs.", "The parser drops a line."]
     assert any("It still fails." in m["content"] for body in seen for m in body["messages"])
+
+
+def test_rungs_over_http_take_the_targets_tokens_where_they_can(server):
+    from types import SimpleNamespace as Holder
+
+    from spoc_lib.sweep.drivers import whose_tokens
+    from spoc_lib.workload import build_script
+
+    async def without(request):
+        await request.json("404 Not Found", {})
+
+    cluster, script = Holder(engine=Holder(kind="process", api_key_env=None)), build_script("tiny", 1)
+    with server(tokenizing([])) as url:
+        assert whose_tokens(cluster, Holder(base_url=url, model="m"), script) == ("target", [])
+    with server(without) as url:
+        tokens, said = whose_tokens(cluster, Holder(base_url=url, model="m"), script)
+    assert tokens == "offline" and "may differ from the server's own" in said[0]
