@@ -44,6 +44,8 @@ def calibrate(
     requests: Annotated[str | None, typer.Option(help="a real run's requests.parquet; with --metrics, --gpu, --gpus")
                         ] = None,
     metrics: Annotated[str | None, typer.Option(help="the same run's metrics.parquet")] = None,
+    nsight: Annotated[str | None, typer.Option(help="a kernel trace whose NVTX ranges tell the steps' batches; with "
+                                                    "--gpu")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU of that run: a name in data/gpus or a YAML file")] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of that run")] = 1,
     batched_tokens: Annotated[int, typer.Option(min=1, help="max_num_batched_tokens of that run")] = 8192,
@@ -67,7 +69,9 @@ def calibrate(
         "command": " ".join(["spoc", *map(shlex.quote, sys.argv[1:])]),
         "progress": lambda line: print(line, file=sys.stderr),
     }
-    if requests or metrics:
+    if nsight:
+        result = _from_trace(nsight, model, gpu, bool(points or tables or requests or metrics), common)
+    elif requests or metrics:
         if points or tables or not (requests and metrics and gpu):
             raise InputError("bad-source", "a real run needs --requests, --metrics and --gpu together, and neither "
                              "--points nor --tables")
@@ -82,3 +86,19 @@ def calibrate(
             lines.append(f"{name.replace('_', ' ')}: TPOT {pair['tpot_percent']} %, TTFT {pair['ttft_percent']} % over "
                          f"{pair['points']} points")
     emit({"file": str(path), "calibration_id": result.id, **result.model_dump()}, json, "\n".join(lines))
+
+
+def _from_trace(trace: str, model: str, gpu: str | None, others: bool, common: dict):
+    """A calibration from a decomposed kernel trace."""
+    from spoc_lib.core.errors import InputError
+    from spoc_lib.engine.calibrate_steps import calibrate_steps
+    from spoc_lib.nsight import decompose, measured_steps
+
+    if others or not gpu:
+        raise InputError("bad-source", "a kernel trace needs --nsight and --gpu together, and none of --points, "
+                         "--tables, --requests and --metrics")
+    found = decompose(trace)
+    kind = "simulated kernel trace" if found.simulated else "kernel trace"
+    said = [*common["sources"], f"{kind} {found.path.rpartition('/')[2]}, {found.window_s:.3g} s"]
+    return calibrate_steps(model, measured_steps(found), gpu_name=gpu, gpu_count=len(found.totals()),
+                           **{**common, "sources": said})
