@@ -137,7 +137,7 @@ def throttle_effect(case: Case, users: int, factor: float = 0.7) -> pd.DataFrame
             gaps = samples.samples("itl", persona).value_s
             row = found.setdefault(persona, {"persona": persona, "users": users, "clock_factor": factor})
             row[f"{name}itl_p50_s"], row[f"{name}itl_p95_s"] = _percentile(gaps, 50), _percentile(gaps, 95)
-    table = pd.DataFrame(found.values())
+    table = pd.DataFrame(found.values()).dropna().reset_index(drop=True)  # a persona whom nothing was sent to
     return table.assign(ratio=table["throttled_itl_p50_s"] / table["itl_p50_s"])
 
 
