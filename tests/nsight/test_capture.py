@@ -18,7 +18,7 @@ from spoc_lib.config import Engine
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.marks import profiled
 from spoc_lib.nsight import decompose, nvtx
-from spoc_lib.nsight.capture import collect, under_nsys
+from spoc_lib.nsight.capture import under_nsys
 from spoc_lib.nsight.dcgmpause import Pause
 from spoc_lib.nsight.nsysrep import find_importer
 from spoc_lib.nsight.session import heard, in_session, recording
@@ -100,11 +100,6 @@ def test_a_container_gets_the_hosts_nsys_and_secrets_by_name(nsys_on_path, tmp_p
         at = command.index("--entrypoint")
         assert command[at + 1:at + 4] == [str(nsys_on_path), "vllm/vllm-openai:v0.13.0", "profile"]
         assert command[command.index("--network") + 1] == "host" and "SYS_ADMIN" in command
-
-
-def test_a_report_that_never_comes_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match="wrote no report"):
-        collect(tmp_path / "absent", tmp_path / "x.sqlite", 2, timeout_s=0.1, sleep=lambda seconds: None)
 
 
 def test_the_window_opens_when_all_are_answered_or_the_load_is_long_warm():
