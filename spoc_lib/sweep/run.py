@@ -76,6 +76,9 @@ class SweepResult:
             said.append(self.capacity["twin_vs_http"]["sentence"])
         if self.capacity["next"]:
             said.append(f"To run next: {self.capacity['next']}.")
+        outside = (self.capacity["passport"] or {}).get("outside")
+        if outside:
+            said.append(f"Beyond what the step time was measured at: {'; '.join(outside)}.")
         return said
 
 

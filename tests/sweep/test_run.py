@@ -51,6 +51,7 @@ def test_the_answer_has_every_key_of_the_design(swept):
     answer = json.loads((result.folder / "capacity.json").read_text())
     assert answer == result.capacity
     assert answer["simulated"] is True and answer["passport"]["simulated"]
+    assert any("lie outside the measured" in said for said in answer["passport"]["outside"])
     assert answer["verdict"] in ("resolved", "unresolved") and answer["level"] == 0.9
     low, high = answer["interval"]
     assert low <= answer["max_users"] and (high is None or answer["max_users"] <= high)
