@@ -113,6 +113,10 @@ def audit(personas: Personas = "spoc", users: Users = 300, turns: Turns = 20, se
 
 def _audit_text(result: Any) -> str:
     lines = [f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: {gate.sentence}" for gate in result.gates]
+    lines += ["", "Intended / realised: mean and quantiles by persona:"]
+    lines += [f"  {row.persona:8} {row.quantity:28} mean {row.intended_mean:9.4g} / {row.realised_mean:<9.4g}"
+              + "".join(f" p{q} {getattr(row, f'intended_p{q}'):.4g} / {getattr(row, f'realised_p{q}'):.4g} "
+                        for q in (25, 50, 75, 90)) for row in result.quantities.itertuples()]
     lines += ["", "In-flight share of a user by cap on think time:"]
     lines += [f"  {row.gap_cap_s:6g} s  {row.in_flight_ratio:.3f}, one request in flight stands for "
               f"{row.users_per_request:.1f} users{'  (this script)' if row.in_use else ''}"
@@ -146,8 +150,6 @@ def import_(paths: Paths,
     emit(result, json, "\n".join(lines))
 
 
-
-
 @app.command()
 def fit(paths: Paths,
         output: Annotated[str, typer.Option("--output", "-o", help="persona file to write")],
@@ -172,8 +174,7 @@ def fit(paths: Paths,
         write_text(figure, draw(result))
     lines = [f"{result.sessions} sessions, {result.turns} turns, {len(result.personas.personas)} personas: {output}"]
     for row in result.table.itertuples():
-        mark = "fitted" if row.fitted else "follows"
-        lines.append(f"  {row.quantity:28} {mark:8} worst error {row.worst_error:6.1%}   measured p25/50/75/90 "
+        lines.append(f"  {row.quantity:28} worst error {row.worst_error:6.1%}   measured p25/50/75/90 "
                      + " ".join(f"{getattr(row, f'measured_p{q}'):.4g}" for q in (25, 50, 75, 90)) + "   realised "
                      + " ".join(f"{getattr(row, f'realised_p{q}'):.4g}" for q in (25, 50, 75, 90)))
     emit({"sessions": result.sessions, "turns": result.turns, "personas": len(result.personas.personas),
@@ -211,8 +212,11 @@ def export(personas: Personas = "spoc",
     else:
         script = build_script(personas, seed, salt=salt, gap_cap_s=gap_cap_s, start=start, context_limit=context_limit,
                               scale=scale)
+    extra = ()
+    if form != "mooncake":
+        corpus = Corpus.from_directory(monorepo)
+        extra = (script.texts(corpus) if traces else corpus,)
     script, users = _opened(script, users, rate_per_s, cv, duration_s)
-    extra = () if form == "mooncake" else (Corpus.from_directory(monorepo),)
     count = 0
     with replacing(output) as temporary, open(temporary, "wb") as handle:
         for line in exports.lines(exports.FORMATS[form](script, users, turns, *extra)):

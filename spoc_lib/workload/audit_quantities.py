@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,19 +11,27 @@ import pandas as pd
 
 from spoc_lib.core.stats import percentile
 from spoc_lib.workload.build import Script
-from spoc_lib.workload.distributions import Distribution
 from spoc_lib.workload.personas import Persona, PersonaSet
 from spoc_lib.workload.plan import FIRST_PROMPT_RATIO
-from spoc_lib.workload.playback import Played
+from spoc_lib.workload.playback import Played, play
 from spoc_lib.workload.script import ConversationScript
 
 QUANTILES = (25, 50, 75, 90)
+#: Cumulative probabilities at which an intended distribution is read.
+_GRID = (np.arange(4000) + 0.5) / 4000
 
 
 def compare_quantities(script: ConversationScript, personas: PersonaSet, played: list[Played]) -> pd.DataFrame:
-    """A row a (persona, quantity): mean and quantiles intended and realised, samples, and their distance."""
+    """A row a (persona, quantity): mean and quantiles intended and realised, samples, and their distance.
+
+    Where growth is scaled to a conversation's end, `growth_tokens` is only its shape: intended is then what the same
+    users' turns grow by under another seed, and `samples` counts conversations, for their turns are not independent.
+    """
     scale, cap = getattr(script, "scale", 1.0), getattr(script, "gap_cap_s", np.inf)
     collected = _collect(played, {persona.name: persona.opening_turns for persona in personas.personas})
+    others = _under_another_seed(script, personas, played)
+    conversations = Counter(persona for persona, _, _ in {
+        (item.turn.persona, item.turn.user, item.turn.conversation) for item in played})
     rows = []
     for persona in personas.personas:
         for quantity, field, factor, most in (
@@ -34,8 +44,22 @@ def compare_quantities(script: ConversationScript, personas: PersonaSet, played:
             values = np.asarray(collected.get((persona.name, quantity), []), dtype=float)
             if quantity == "first prompt, tokens":
                 most = longest_first_prompt(script, persona)
-            rows.append(_compare(persona, quantity, getattr(persona, field), values, factor, most))
+            grid = np.minimum(getattr(persona, field).ppf(_GRID) * factor, most)
+            scaled = field == "growth_tokens" and persona.end_prompt_tokens is not None
+            if scaled:
+                grid = np.asarray(others.get((persona.name, quantity), grid), dtype=float)
+            rows.append(_compare(persona, quantity, grid, values, conversations[persona.name] if scaled else None))
     return pd.DataFrame(rows)
+
+
+def _under_another_seed(script: ConversationScript, personas: PersonaSet, played: list[Played],
+                        ) -> dict[tuple[str, str], list[float]]:
+    """Values of a play like `played` of other conversations; empty where no persona needs it."""
+    if not isinstance(script, Script) or all(p.end_prompt_tokens is None for p in personas.personas):
+        return {}
+    turns = Counter(item.turn.user for item in played)
+    other = list(play(replace(script, seed=script.seed + 1), len(turns), max(turns.values())))
+    return _collect(other, {persona.name: persona.opening_turns for persona in personas.personas})
 
 
 def longest_first_prompt(script: ConversationScript, persona: Persona) -> float:
@@ -68,10 +92,10 @@ def _collect(played: list[Played], opening_turns: dict[str, int]) -> dict[tuple[
     return values
 
 
-def _compare(persona: Persona, quantity: str, intended: Distribution, values: np.ndarray, factor: float, most: float,
+def _compare(persona: Persona, quantity: str, grid: np.ndarray, values: np.ndarray, independent: int | None,
              ) -> dict[str, Any]:
-    grid = np.minimum(intended.ppf((np.arange(4000) + 0.5) / 4000) * factor, most)
-    row: dict[str, Any] = {"persona": persona.name, "quantity": quantity, "samples": len(values),
+    samples = len(values) if independent is None else min(independent, len(values))
+    row: dict[str, Any] = {"persona": persona.name, "quantity": quantity, "samples": samples,
                            "intended_mean": float(grid.mean()),
                            "realised_mean": float(values.mean()) if len(values) else float("nan")}
     for q in QUANTILES:

@@ -1,9 +1,11 @@
 """Recorded sessions into a persona set, and how well it fits.
 
-Sessions are grouped by the context window that holds their longest prompt, and within it by the logarithm of their
-first prompt (k-means, deterministic start); each group becomes a persona. Sizes and times keep the group's own
-quantiles, so the middle of every distribution is the measured one. Parametric families are fitted beside them and
-reported, for those who prefer a formula.
+Sessions are grouped by the context window that holds their longest prompt, by whether their context was ever
+compacted, and within that by the logarithm of their first prompt (k-means, deterministic start); each group becomes a
+persona. Sizes and times keep the group's own quantiles, so the middle of every distribution is the measured one.
+What a whole conversation adds to its context is a quantity of its own: long conversations grow less a turn, and turns
+that grew independently would end elsewhere. Parametric families are fitted beside them and reported, for those who
+prefer a formula.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.stats import percentile
 from spoc_lib.workload.build import build_script
+from spoc_lib.workload.fit_growth import OPENING_TURNS, growth_of, tuned
 from spoc_lib.workload.fit_shapes import WINDOWS, families, grouped, quantiles, survived
 from spoc_lib.workload.importers import ImportResult
 from spoc_lib.workload.personas import PersonaSet
@@ -30,14 +33,8 @@ from spoc_lib.workload.template import MESSAGE_TOKENS
 
 CHECKED = (25, 50, 75, 90)
 TOLERANCE = 0.05
-#: A prompt that shrinks below this part of the one before was compacted.
-COMPACTED_RATIO = 0.7
-#: A session whose last prompt is above this part of the context limit was ended by it.
+#: A compaction above this part of the context limit was forced by it.
 NEAR_LIMIT_RATIO = 0.9
-#: A step that keeps less than this part of the prompt before it, without shrinking, rewrote its history.
-REWRITTEN_RATIO = 0.95
-#: Steps of a session that load its files, and grow the prompt more than later ones.
-OPENING_TURNS = 5
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,8 @@ class Fit:
     """A fitted set and its goodness of fit.
 
     table: a row a quantity: measured and realised quantiles (whole crowd, realised by playing the set), their largest
-        error at p25 to p90; families: a row a (quantity, family): parameters and distance (Kolmogorov and Smirnov).
+        error at p25 to p90;
+    families: a row a (quantity, family): parameters and distance (Kolmogorov and Smirnov).
     """
 
     personas: PersonaSet
@@ -57,8 +55,8 @@ class Fit:
 
     @property
     def worst_error(self) -> float:
-        """Largest relative error at p25 to p90 of the fitted quantities (a half second, step or token forgiven)."""
-        return float(self.table.loc[self.table.fitted, "worst_error"].max())
+        """Largest relative error of any quantity at p25 to p90 (half a second, a step or a token forgiven)."""
+        return float(self.table["worst_error"].max())
 
 
 def fit(result: ImportResult, *, name: str = "fitted", source: str = "", groups: int = 2,
@@ -93,7 +91,7 @@ def describe(result: ImportResult) -> dict[str, Any]:
     sessions = result.main_sessions
     longest = max(r.prompt_tokens + r.output_tokens for s in sessions for r in s.requests)
     # where contexts are cut or rewritten is the recording's own doing: the persona only gives sizes and times
-    persona = _persona("imported", sessions, 1.0) | {
+    persona = _persona("imported", sessions, 1.0, to_an_end=False) | {
         "at_context_limit": "end", "context_limit_tokens": longest + 1, "rewrite_share": 0.0, "pullback_share": 0.0,
         "compact_to_tokens": None, "end_share_at_limit": 0.0}
     return {"name": "imported", "title": f"{len(sessions)} recorded sessions", "source": ", ".join(result.sources),
@@ -126,8 +124,6 @@ def realised_quantities(personas: PersonaSet, users: int, seed: int = 7) -> dict
     return {name: np.asarray(values, dtype=float) for name, values in rows.items()}
 
 
-#: What is not fitted but follows from the rest.
-FOLLOWS = "last prompt, tokens"
 QUANTITIES = ("requests a session", "first prompt, tokens", "last prompt, tokens", "growth a step, tokens",
               "output, tokens", "gap after a tool, s", "gap before a human turn, s", "steps a human turn")
 
@@ -163,7 +159,7 @@ def _goodness(measured: dict[str, np.ndarray], realised: dict[str, np.ndarray]) 
             row[f"measured_p{q}"] = percentile(measured[name], q)
             row[f"realised_p{q}"] = percentile(realised[name], q)
             errors.append(_error(row[f"measured_p{q}"], row[f"realised_p{q}"], 0.5 if name.endswith(", s") else 1.0))
-        table.append({**row, "fitted": name != FOLLOWS, "worst_error": max(errors)})
+        table.append({**row, "worst_error": max(errors)})
     return pd.DataFrame(table)
 
 
@@ -173,54 +169,43 @@ def _error(measured: float, realised: float, grain: float) -> float:
     return 0.0 if off <= grain else off / max(1e-9, abs(measured))
 
 
-def _persona(name: str, sessions: list[Session], share: float) -> dict[str, Any]:
+def _persona(name: str, sessions: list[Session], share: float, *, to_an_end: bool = True) -> dict[str, Any]:
+    """A persona of alike sessions. to_an_end: whether conversations are scaled to where they end, or turns only keep
+    the sizes that were recorded."""
     values = measured_quantities(sessions)
-    growth, outputs, opening, compactions, rewrites, steps = [], [], [], [], 0, 0
-    for session in sessions:
-        for k, (a, b) in enumerate(zip(session.requests, session.requests[1:], strict=False), 1):
-            steps += 1
-            if b.prompt_tokens < COMPACTED_RATIO * a.prompt_tokens:
-                compactions.append((a.prompt_tokens, b.prompt_tokens))
-                continue
-            rewrites += (b.own_tokens or 0) < REWRITTEN_RATIO * a.prompt_tokens
-            if b.prompt_tokens > a.prompt_tokens and k <= OPENING_TURNS:
-                opening.append(b.prompt_tokens - a.prompt_tokens)
-            elif b.prompt_tokens > a.prompt_tokens:
-                growth.append(b.prompt_tokens - a.prompt_tokens)
-                outputs.append(a.output_tokens)
+    shape = growth_of(sessions)
+    growth, opening = (shape.relative(steps) if to_an_end else steps[:, 0] for steps in (shape.later, shape.opening))
+    compactions = shape.compactions
     longest = max(r.prompt_tokens + r.output_tokens for s in sessions for r in s.requests)
     persona: dict[str, Any] = {
         "name": name,
         "title": f"{len(sessions)} sessions, first prompt about {percentile(values['first prompt, tokens'], 50):,.0f}",
         "share": round(share, 6),
         "prompt_start_tokens": quantiles(values["first prompt, tokens"]),
-        "growth_tokens": quantiles(np.asarray(growth)),
-        "growth_follows_output": _correlation(np.asarray(growth, dtype=float), np.asarray(outputs, dtype=float)),
-        "opening_growth_tokens": quantiles(np.asarray(opening)) if opening else None,
-        "opening_turns": OPENING_TURNS if opening else 0,
+        "growth_tokens": quantiles(growth),
+        "growth_follows_output": _correlation(growth, np.asarray(shape.outputs, dtype=float)),
+        "opening_growth_tokens": quantiles(opening) if len(opening) else None,
+        "opening_turns": OPENING_TURNS if len(opening) else 0,
+        **(shape.ends if to_an_end else {}),
         "output_tokens": quantiles(values["output, tokens"]),
         "turns": quantiles(values["requests a session"]),
         "steps_per_human_turn": _run_lengths(sessions),
         "agent_gap_s": quantiles(values["gap after a tool, s"], 9.0),
         "human_gap_s": quantiles(values["gap before a human turn, s"], 127.0),
-        "rewrite_share": round(rewrites / max(1, steps), 5),
+        "rewrite_share": round(shape.rewrites / max(1, shape.steps), 5),
         "context_limit_tokens": int(longest),
         "at_context_limit": "end",
     }
     full = [before for before, _ in compactions if before > 0.5 * longest]
     if len(full) >= max(5, 0.05 * len(sessions)):
-        limit = persona["context_limit_tokens"] = int(percentile(full, 75))
+        limit = persona["context_limit_tokens"] = int(percentile(full, 90))
         persona["at_context_limit"] = "compact"
-        met, full = sum(_met_limit(session, limit) for session in sessions), [
-            before for before in full if before >= NEAR_LIMIT_RATIO * limit]
-        persona["end_share_at_limit"] = round(met / (met + len(full)), 3)
-        persona["turns"] = _turns(sessions, limit)
-    else:
-        full = []
-    if compactions:
-        persona["pullback_share"] = round((len(compactions) - len(full)) / max(1, steps), 5)
+        full = [before for before in full if before >= NEAR_LIMIT_RATIO * limit]
+        # a group that is not cut back at its limit is described by where its sessions really end, cuts and all
+        persona |= shape.uncut if to_an_end else {}
+        persona["pullback_share"] = round((len(compactions) - len(full)) / max(1, shape.steps), 5)
         persona["compact_to_tokens"] = quantiles(np.asarray([after for _, after in compactions]))
-    return persona
+    return tuned(persona, shape) if to_an_end else persona
 
 
 def _run_lengths(sessions: list[Session]) -> Any:
@@ -237,20 +222,6 @@ def _run_lengths(sessions: list[Session]) -> Any:
             ended[end - start] += 1 - last
             cut[end - start] += last
     return quantiles(survived(ended, cut))
-
-
-def _turns(sessions: list[Session], limit: float) -> Any:
-    """Requests a session, as they would be without the context limit: a session whose last prompt came near `limit` was
-    cut off by it."""
-    ended: Counter[int] = Counter()
-    cut: Counter[int] = Counter()
-    for session in sessions:
-        (cut if _met_limit(session, limit) else ended)[len(session.requests)] += 1
-    return quantiles(survived(ended, cut))
-
-
-def _met_limit(session: Session, limit: float) -> bool:
-    return session.requests[-1].prompt_tokens >= NEAR_LIMIT_RATIO * limit
 
 
 def _correlation(growth: np.ndarray, output: np.ndarray) -> float:

@@ -14,8 +14,7 @@ def to_yaml(fit: Fit) -> str:
     for row in fit.table.itertuples():
         measured = " ".join(f"{getattr(row, f'measured_p{q}'):.6g}" for q in CHECKED)
         realised = " ".join(f"{getattr(row, f'realised_p{q}'):.6g}" for q in CHECKED)
-        mark = "" if row.fitted else ", not fitted: it follows from the others"
-        lines.append(f"#   {row.quantity}: p25 p50 p75 p90 measured {measured}; realised {realised}{mark}")
+        lines.append(f"#   {row.quantity}: p25 p50 p75 p90 measured {measured}; realised {realised}")
     body = yaml.safe_dump(fit.document, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
     return "\n".join(lines) + "\n" + body
 

@@ -17,12 +17,14 @@ from spoc_lib.workload.sessions import Session
 POINTS = (0, *range(1, 100), 99.5, 99.9, 100)
 #: Context windows of today's models, in tokens.
 WINDOWS = (32_000, 200_000, 1_000_000)
-_FEWEST = 20
+#: A prompt that shrinks below this part of the one before was compacted.
+COMPACTED_RATIO = 0.7
+_FEWEST = 15
 _FAMILIES = ("lognormal", "gamma", "weibull", "pareto")
 
 
 def grouped(sessions: list[Session], most: int, windows: tuple[int, ...]) -> list[list[Session]]:
-    """Groups of alike sessions: by context window, then by the size of the first prompt."""
+    """Groups of alike sessions: by context window, by compaction, then by the size of the first prompt."""
     edges = sorted(windows)
     by_window: dict[int, list[Session]] = {}
     for session in sessions:
@@ -32,7 +34,19 @@ def grouped(sessions: list[Session], most: int, windows: tuple[int, ...]) -> lis
     for window in few:  # too few to be a persona: to the nearest window
         nearest = min((w for w in by_window if w != window), key=lambda w: abs(w - window))
         by_window[nearest] += by_window.pop(window)
-    return [group for window in sorted(by_window) for group in _split(by_window[window], most)]
+    return [group for window in sorted(by_window) for part in _by_compaction(by_window[window])
+            for group in _split(part, most)]
+
+
+def compacted(session: Session) -> bool:
+    """Whether the context of a session was cut back at some step."""
+    return any(later.prompt_tokens < COMPACTED_RATIO * earlier.prompt_tokens
+               for earlier, later in zip(session.requests, session.requests[1:], strict=False))
+
+
+def _by_compaction(sessions: list[Session]) -> list[list[Session]]:
+    parts = [[s for s in sessions if not compacted(s)], [s for s in sessions if compacted(s)]]
+    return parts if min(map(len, parts)) >= _FEWEST else [sessions]
 
 
 def _split(sessions: list[Session], most: int) -> list[list[Session]]:
@@ -69,14 +83,18 @@ def survived(ended: Counter[int], cut: Counter[int]) -> np.ndarray:
     return np.asarray(lengths, dtype=float)[index]
 
 
-def quantiles(values: np.ndarray, default: float = 1.0, points: tuple[float, ...] = POINTS) -> Any:
-    """A `quantiles` distribution of the values; a plain number where there is none or only one value."""
+def quantiles(values: np.ndarray, default: float = 1.0, *, exact: tuple[float, ...] | None = None) -> Any:
+    """A `quantiles` distribution of the values; a plain number where there is none or only one value.
+
+    exact: the percentages that `values` are the quantiles of; without it they are a sample.
+    """
     values = np.asarray(values, dtype=float)
     if not len(values):
         return default
     if values.min() == values.max():
         return float(values[0])
-    table = [(q, float(np.percentile(values, q))) for q in points]
+    table = list(zip(exact, map(float, values), strict=True)) if exact else [
+        (q, float(np.percentile(values, q))) for q in POINTS]
     return {"distribution": "quantiles",
             "points": {q: round(v, 2) if v < 1000 else round(v) for q, v in _simplified(table)}}
 

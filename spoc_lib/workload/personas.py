@@ -26,6 +26,11 @@ class Persona(Strict):
         (a tool's result or the human's words);
     opening_growth_tokens: the same for the first `opening_turns` turns after the first, when files are loaded;
     growth_follows_output: rank correlation (Gaussian copula) between a turn's growth and the reply before it;
+    end_prompt_tokens: the prompt that a conversation comes to, were its context never cut back; the growths of its
+        turns, drawn as above, are scaled to it, for long conversations grow less a turn (None: turns grow independently
+        of each other and of their number);
+    end_follows_turns, end_follows_start: weights of the normal scores of the number of turns and of the first prompt
+        in that of the end (Gaussian copula); turns_follow_start: rank correlation of turns and first prompt;
     output_tokens: output budget of a turn, asked for exactly;
     turns: turns a conversation; steps_per_human_turn: of these, requests from one human turn to the next;
     agent_gap_s, human_gap_s: think time before a turn that follows a tool, or a human's reading and typing;
@@ -44,6 +49,10 @@ class Persona(Strict):
     opening_growth_tokens: Distribution | None = None
     opening_turns: Annotated[int, Field(ge=0)] = 0
     growth_follows_output: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    end_prompt_tokens: Distribution | None = None
+    end_follows_turns: Annotated[float, Field(gt=-1, lt=1)] = 0.0
+    end_follows_start: Annotated[float, Field(gt=-1, lt=1)] = 0.0
+    turns_follow_start: Annotated[float, Field(gt=-1, lt=1)] = 0.0
     output_tokens: Distribution
     turns: Distribution
     steps_per_human_turn: Distribution
@@ -62,6 +71,11 @@ class Persona(Strict):
     def _consistent(self) -> Persona:
         if (self.opening_turns > 0) != (self.opening_growth_tokens is not None):
             raise ValueError("'opening_turns' and 'opening_growth_tokens' go together: give both or neither")
+        if self.end_prompt_tokens is None and (self.end_follows_turns or self.end_follows_start):
+            raise ValueError("'end_follows_turns' and 'end_follows_start' need 'end_prompt_tokens'")
+        if self.end_variance >= 1:
+            raise ValueError("'end_follows_turns' and 'end_follows_start' are too strong together: their squares, with "
+                             "'turns_follow_start' reckoned in, must sum to less than 1")
         if (self.at_context_limit == "compact" or self.pullback_share) and self.compact_to_tokens is None:
             raise ValueError("a persona that compacts or pulls back needs 'compact_to_tokens'")
         for field in ("prompt_start_tokens", "compact_to_tokens"):
@@ -70,6 +84,13 @@ class Persona(Strict):
                 raise ValueError(f"the median of '{field}' ({sizes.quantile(50):.0f}) is not below "
                                  f"context_limit_tokens ({self.context_limit_tokens}): lower it or raise the limit")
         return self
+
+
+    @property
+    def end_variance(self) -> float:
+        """How much of the end's normal score follows from the number of turns and the first prompt, 0 to 1."""
+        a, b = self.end_follows_turns, self.end_follows_start
+        return a * a + b * b + 2 * a * b * self.turns_follow_start
 
 
 class PersonaSet(Strict):

@@ -18,6 +18,8 @@ from spoc_lib.workload.template import MESSAGE_TOKENS, overhead_tokens
 MIN_APPEND_TOKENS = 8
 #: The most of the context limit that a first or compacted prompt takes; longer ones are cut to it.
 FIRST_PROMPT_RATIO = 0.9
+#: Growths that the replies alone exceed are set aside so often, while the others are scaled.
+_SCALING_ROUNDS = 4
 #: The least of a first prompt that is a user's own.
 MIN_SESSION_TOKENS = 16
 
@@ -54,7 +56,9 @@ def draw(persona: Persona, seed: int, user: int, conversation: int, *, limit: in
     """The plan of one conversation. `limit`: context limit in tokens; sizes are multiplied by `scale` first."""
     rng = generator(seed, 21, user, conversation)
     first = rng.random(2)
-    turns = max(1, round(float(persona.turns.ppf(first[0]))))
+    u_turns = float(_correlated(first[0], first[1], persona.turns_follow_start)) if persona.turns_follow_start \
+        else first[0]
+    turns = max(1, round(float(persona.turns.ppf(u_turns))))
     u = rng.random((7, turns))
     output = np.maximum(1, np.rint(persona.output_tokens.ppf(u[0]) * scale)).astype(int)
     u_growth = _following(u[1], u[0], persona.growth_follows_output)
@@ -62,16 +66,22 @@ def draw(persona: Persona, seed: int, user: int, conversation: int, *, limit: in
     if persona.opening_growth_tokens is not None:
         early = slice(1, 1 + persona.opening_turns)
         growth[early] = persona.opening_growth_tokens.ppf(u_growth[early]) * scale
+    least = overhead_tokens(2) + MIN_SESSION_TOKENS
+    room = max(least, int(limit * FIRST_PROMPT_RATIO))
+    start = max(least, round(float(persona.prompt_start_tokens.ppf(first[1])) * scale))
+    start = min(start, room)
+    if persona.end_prompt_tokens is not None and turns > 1:
+        z = (persona.end_follows_turns * _normal(u_turns) + persona.end_follows_start * _normal(first[1])
+             + np.sqrt(1 - persona.end_variance) * _normal(rng.random()))
+        end = float(persona.end_prompt_tokens.ppf(special.ndtr(z))) * scale
+        growth[1:] = _scaled_to(growth[1:], end - start, output[:-1])
     append = np.maximum(MIN_APPEND_TOKENS, np.rint(growth[1:] - output[:-1] - 2 * MESSAGE_TOKENS)).astype(int)
     human = _human_turns(persona.steps_per_human_turn.ppf(u[2]), turns)
     gap = np.where(human, persona.human_gap_s.ppf(u[3]), persona.agent_gap_s.ppf(u[3]))
     compact = persona.compact_to_tokens
     compacted = compact.ppf(u[4]) * scale if compact is not None else np.zeros(turns)
-    least = overhead_tokens(2) + MIN_SESSION_TOKENS
-    room = max(least, int(limit * FIRST_PROMPT_RATIO))
-    start = max(least, round(float(persona.prompt_start_tokens.ppf(first[1])) * scale))
     return Plan(
-        start_tokens=min(start, room),
+        start_tokens=start,
         append_tokens=[0, *append.tolist()],
         output_tokens=np.minimum(output, max(1, limit // 2)).tolist(),
         gap_s=np.minimum(np.round(gap, 6), gap_cap_s).tolist(),
@@ -87,11 +97,28 @@ def _following(u: np.ndarray, output_u: np.ndarray, correlation: float) -> np.nd
     """Uniform numbers for growth, correlated with the output of the turn before (Gaussian copula)."""
     if correlation == 0:
         return u
-    before = np.concatenate([[0.5], output_u[:-1]])
-    return special.ndtr(np.sqrt(1 - correlation**2) * _normal(u) + correlation * _normal(before))
+    return _correlated(u, np.concatenate([[0.5], output_u[:-1]]), correlation)
 
 
-def _normal(u: np.ndarray) -> np.ndarray:
+def _correlated(u: np.ndarray | float, other: np.ndarray | float, correlation: float) -> np.ndarray:
+    """`u`, still uniform, correlated with `other` (Gaussian copula)."""
+    return special.ndtr(np.sqrt(1 - correlation**2) * _normal(u) + correlation * _normal(other))
+
+
+def _scaled_to(growth: np.ndarray, total: float, replies: np.ndarray) -> np.ndarray:
+    """Growths in proportion to `growth` that sum to `total`, none below what the reply before it brings alone."""
+    least = replies + 2 * MESSAGE_TOKENS + MIN_APPEND_TOKENS
+    free = np.ones(len(growth), dtype=bool)
+    for _ in range(_SCALING_ROUNDS):
+        factor = max(0.0, total - least[~free].sum()) / max(1e-9, growth[free].sum())
+        now_free = growth * factor > least
+        if (now_free == free).all() or not now_free.any():
+            break
+        free = now_free
+    return np.maximum(least, growth * factor)
+
+
+def _normal(u: np.ndarray | float) -> np.ndarray:
     return special.ndtri(np.clip(u, 1e-12, 1 - 1e-12))
 
 

@@ -12,7 +12,9 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.core.yamlfile import parse
 from spoc_lib.workload import build_script, load_personas
 from spoc_lib.workload import export as exports
+from spoc_lib.workload import plan as plans
 from spoc_lib.workload.arrivals import arrival_times, open_script
+from spoc_lib.workload.audit import audit
 from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.fit import CHECKED, fit, realised_quantities
 from spoc_lib.workload.fit_output import draw, to_yaml
@@ -20,17 +22,21 @@ from spoc_lib.workload.importers import import_path
 from spoc_lib.workload.personas import PersonaSet
 from spoc_lib.workload.playback import play
 from spoc_lib.workload.sharing import measure
+from spoc_lib.workload.template import MESSAGE_TOKENS
 
 #: callanjfox/kv-cache-tester, 710 sessions: p25, p50, p75, p90 as its own tables give them.
 MEASURED = {
     "requests a session": (18, 45, 94, 155), "first prompt, tokens": (18_600, 24_500, 104_000, 259_000),
+    "last prompt, tokens": (93_000, 134_000, 184_000, 335_000),
     "growth a step, tokens": (324, 646, 1534, 3510), "output, tokens": (137, 216, 429, 899),
     "gap after a tool, s": (5, 9, 19, 74), "gap before a human turn, s": (40, 127, 409, 1540),
 }
 
 
-def test_coding_agent_keeps_the_measured_quantiles():
-    realised = realised_quantities(load_personas("coding_agent"), 3000)
+@pytest.mark.parametrize("seed", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_coding_agent_keeps_the_measured_quantiles(seed):
+    """Every row of the table, by whole conversations of 6000 users, no cap on gaps or context."""
+    realised = realised_quantities(load_personas("coding_agent"), 6000, seed)
     for quantity, measured in MEASURED.items():
         for q, value in zip(CHECKED, measured, strict=True):
             assert np.percentile(realised[quantity], q) == pytest.approx(value, rel=0.05, abs=0.5), (quantity, q)
@@ -55,6 +61,27 @@ def test_fit_recovers_what_it_is_given(recorded):
     families = result.families[result.families.quantity == "output, tokens"].set_index("family")
     assert families.distance.idxmin() == "lognormal"  # tiny's outputs are log-normal
     assert "measured" in draw(result) and "cdn" not in draw(result).split("<body>")[0].lower()
+
+
+def test_audit_of_conversations_that_are_scaled_to_their_end():
+    loaded = load_personas("coding_agent")
+    result = audit(build_script(loaded, 2, gap_cap_s=60), loaded, None, 300, 10)
+    assert result.passed, [gate for gate in result.gates if not gate.passed]
+
+
+def test_planned_conversations_come_to_their_end():
+    persona = load_personas("coding_agent").personas[1]
+    assert persona.at_context_limit == "end"
+    ends, turns = [], []
+    for conversation in range(800):
+        plan = plans.draw(persona, 5, 0, conversation, limit=persona.context_limit_tokens, gap_cap_s=60)
+        last = plans.walk(plan, persona.context_limit_tokens)[-1]
+        ends.append(last.base_tokens + sum(plan.append_tokens[k] + plan.output_tokens[k - 1] + 2 * MESSAGE_TOKENS
+                                           for k in range(last.base + 1, last.turn + 1)))
+        turns.append(plan.turns)
+    assert np.median(ends) == pytest.approx(persona.end_prompt_tokens.quantile(50), rel=0.08)
+    correlation = np.corrcoef(np.argsort(np.argsort(ends)), np.argsort(np.argsort(turns)))[0, 1]
+    assert correlation == pytest.approx(persona.end_follows_turns, abs=0.15)
 
 
 def test_fit_needs_sessions(tmp_path):
