@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, nargs="+", default=[30, 300, 1000, 3000])
     parser.add_argument("--duration", type=float, default=900.0, help="simulated seconds")
     parser.add_argument("--clocks", type=int, nargs="*", default=[30, 100], help="users over HTTP")
-    parser.add_argument("--clock-duration", type=float, default=30.0, help="seconds over HTTP")
+    parser.add_argument("--clock-duration", type=float, default=60.0, help="seconds over HTTP")
     parser.add_argument("--personas", nargs="+", default=["tiny"], help="who they are")
     parser.add_argument("--cluster", default="sim-4xh100")
     parser.add_argument("--seed", type=int, default=0)
@@ -101,8 +101,8 @@ def main() -> None:
     for personas in arguments.personas:
         for users in arguments.clocks:
             with tempfile.TemporaryDirectory() as folder:
-                clocks.append(two_clocks.measure(arguments.cluster, personas, users, arguments.clock_duration, 0.0,
-                                                 arguments.seed, Path(folder)))
+                clocks.append(two_clocks.pooled([two_clocks.measure(
+                    arguments.cluster, personas, users, arguments.clock_duration, 0.0, arguments.seed, Path(folder))]))
             print(two_clocks.sentence(clocks[-1]), flush=True)
     if arguments.json:
         write_json(arguments.json, {"cluster": arguments.cluster, "unit": "simulated seconds a CPU second",

@@ -1,6 +1,6 @@
 """One twin, two clocks: the same load over HTTP on real time and on the virtual clock, request by request.
 
-    python benchmarks/two_clocks.py [--users 30 100] [--personas tiny spoc] [--duration 60] [--repeats 3] [--json FILE]
+    python benchmarks/two_clocks.py [--users 30 100] [--personas tiny spoc] [--duration 60] [--repeats 2] [--json FILE]
 
 The client is the workbench's own (Locust, kernel time stamps where the host has them), client and server on this
 machine. Requests are paired by user, conversation and turn, and only pairs count that both clocks finished: p50 and p95
@@ -54,12 +54,37 @@ def compare(virtual, run, start_s: float, warmup_s: float) -> dict:
             "ttft_mean_http_s": float(pairs.ttft_s_http.mean())}
     values = {"ttft": [pairs.ttft_s_virtual, pairs.ttft_s_http],
               "itl": [gaps(virtual.chunks, set(pairs.request_virtual)), gaps(run.chunks, set(pairs.request_http))]}
+    return row | differences({name: tuple(map(np.asarray, both)) for name, both in values.items()})
+
+
+def differences(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict:
+    """Percentiles of both clocks, their relative difference, and its standard error where the two are pairs (TTFT;
+    bootstrap): when a request meets a step is chance, and a closed loop never meets the same steps twice."""
+    row, random = {"_values": values}, np.random.default_rng(0)
     for name, (one, other) in values.items():
         for p in (50, 95):
-            expected, seen = (float(percentile(np.asarray(x), p)) for x in (one, other))
+            expected, seen = (float(percentile(x, p)) for x in (one, other))
             row |= {f"{name}_p{p}_virtual_s": expected, f"{name}_p{p}_http_s": seen,
                     f"{name}_p{p}_difference": seen / expected - 1}
+            if name == "ttft":
+                chosen = random.integers(0, len(one), (400, len(one)))
+                spread = np.percentile(other[chosen], p, axis=1) / np.percentile(one[chosen], p, axis=1)
+                row[f"{name}_p{p}_error"] = float(spread.std())
     return row
+
+
+def pooled(rows: list[dict]) -> dict:
+    """Runs with different seeds as one."""
+    parts = [row.pop("_values") for row in rows]
+    if len(rows) == 1:
+        return rows[0]
+    joined = {name: tuple(np.concatenate([part[name][clock] for part in parts]) for clock in (0, 1))
+              for name in parts[0]}
+    shown = differences(joined)
+    del shown["_values"]
+    return {**rows[0], "seed": [row["seed"] for row in rows], "pairs": sum(row["pairs"] for row in rows),
+            "same_cached": float(np.mean([row["same_cached"] for row in rows])),
+            "host_busy": float(np.mean([row["host_busy"] for row in rows])), **shown}
 
 
 def busy_seconds() -> tuple[float, float]:
@@ -100,6 +125,7 @@ def lag(page: str) -> dict:
 
     steps = value("spoc:step_lag_seconds_count")
     return {"clock_resets": int(value("spoc:clock_resets_total")),
+            "step_lag_mean_s": value("spoc:step_lag_seconds_sum") / steps,
             **{f"steps_over_{ms}ms": 1 - value("spoc:step_lag_seconds_bucket", f'le="{ms / 1000}"') / steps
                for ms in (1, 5)},
             "server_ttft_mean_s": value("vllm:time_to_first_token_seconds_sum")
@@ -109,12 +135,19 @@ def lag(page: str) -> dict:
 def sentence(row: dict) -> str:
     within = max(abs(row[f"{name}_p{p}_difference"]) for name in ("ttft", "itl") for p in (50, 95))
     limit = TOLERANCE.get(row["users"], 0.05)
-    figures = "  ".join(
-        f"{name.upper()} p{p} {row[f'{name}_p{p}_virtual_s'] * 1000:.2f}/{row[f'{name}_p{p}_http_s'] * 1000:.2f} ms "
-        f"({row[f'{name}_p{p}_difference']:+.1%})" for name in ("ttft", "itl") for p in (50, 95))
+    chance = 2 * max(row["ttft_p50_error"], row["ttft_p95_error"])
+    verdict = "within" if within <= limit else f"beyond {limit:.0%} by less than chance explains, wanted" \
+        if within - chance <= limit else "beyond"
+    figures = "  ".join(_figure(row, name, p) for name in ("ttft", "itl") for p in (50, 95))
     return (f"{row['users']} users of {row['personas']}: {figures}; {row['pairs']} pairs, cached tokens the same in "
             f"{row['same_cached']:.1%}; host {row['host_busy']:.0%} busy; "
-            f"{'within' if within <= limit else 'beyond'} {limit:.0%}")
+            f"{verdict} {limit:.0%}")
+
+
+def _figure(row: dict, name: str, p: int) -> str:
+    one, other = (row[f"{name}_p{p}_{clock}_s"] * 1000 for clock in ("virtual", "http"))
+    error = f" ± {row[f'{name}_p{p}_error']:.1%}" if name == "ttft" else ""
+    return f"{name.upper()} p{p} {one:.2f}/{other:.2f} ms ({row[f'{name}_p{p}_difference']:+.1%}{error})"
 
 
 def main() -> None:
@@ -123,7 +156,8 @@ def main() -> None:
     parser.add_argument("--personas", nargs="+", default=["tiny", "spoc"])
     parser.add_argument("--duration", type=float, default=60.0)
     parser.add_argument("--warmup", type=float, default=0.0, help="requests sent earlier do not count")
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=1, help="seeds, pooled")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--cluster", default="sim-4xh100")
     parser.add_argument("--keep", metavar="FOLDER", help="keep the tables here")
     parser.add_argument("--json", metavar="FILE")
@@ -132,11 +166,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for personas in arguments.personas:
             for users in arguments.users:
-                for seed in range(arguments.repeats):
+                runs = []
+                for seed in range(arguments.seed, arguments.seed + arguments.repeats):
                     folder = Path(arguments.keep or temporary) / f"{personas}-{users}-{seed}"
-                    rows.append(measure(arguments.cluster, personas, users, arguments.duration, arguments.warmup, seed,
+                    runs.append(measure(arguments.cluster, personas, users, arguments.duration, arguments.warmup, seed,
                                         folder))
-                    print(sentence(rows[-1]), flush=True)
+                rows.append(pooled(runs))
+                print(sentence(rows[-1]), flush=True)
     if arguments.json:
         write_json(arguments.json, {"cluster": arguments.cluster, "rows": rows})
 

@@ -226,7 +226,8 @@ class RealtimeEngine:
                 generation.preemptions += 1
         delivered = []
         done = []
-        for output in result.outputs:
+        # first tokens first: they would wait for a write to every stream that is older
+        for output in sorted(result.outputs, key=lambda one: one.num_output > len(one.new_token_ids)):
             generation = self._live.get(output.request_id)
             if generation is None:
                 continue
