@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from spoc_lib.core.errors import InputError
+from spoc_lib.core.files import read_json
+from spoc_lib.core.schemas import METRICS
+from spoc_lib.core.tables import read_table
+from spoc_lib.nsight.decompose import Decomposition
+from spoc_lib.nsight.late import why_late
 from spoc_lib.pipeline.stage import Stage
 
 
@@ -31,6 +36,15 @@ def trace_at_limit(stage: Stage) -> tuple[Path, str]:
         f"cluster '{stage.cluster.name}' is a real engine: capture a trace at the limit with --capture "
         f"(spoc nsight plan {stage.cluster.name} tells how by hand), or pass one with --set trace=FILE",
     )
+
+
+def late_sentences(stage: Stage, found: Decomposition) -> list[str]:
+    """Why a GPU makes the others wait, by what DCGM recorded around the capture; nothing where none was recorded."""
+    record = stage.folder / "capture" / "capture.json"
+    if not record.exists() or stage.cluster.simulated or found.waiting.late is None:
+        return []
+    start_s, end_s = read_json(record)["window_s"]
+    return [why_late(found, read_table(record.with_name("metrics.parquet"), METRICS), start_s, end_s)]
 
 
 def _simulated(stage: Stage) -> tuple[Path, str]:

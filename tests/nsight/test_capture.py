@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from spoc_lib import config
 from spoc_lib.config import Engine
@@ -77,6 +78,30 @@ def test_a_capture_that_cannot_be_made_is_refused_before_anything_runs(monkeypat
     with pytest.raises(InputError, match="exclude each other"):
         require(config.load_cluster("sim-4xh100"), "trace.sqlite")
     require(config.load_cluster("sim-4xh100"))
+
+
+def test_the_command_line_refuses_before_a_run_begins(tmp_path, monkeypatch, capsys):
+    """Exit 2 and one sentence, no run folder; and a stage that captures is not skipped."""
+    from spoc_lib import cli
+    from spoc_lib.pipeline.execute import skip_reason
+    from spoc_lib.pipeline.parameters import check
+
+    outputs = tmp_path / "outputs"
+    monkeypatch.setenv("SPOC_OUTPUTS", str(outputs))
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(real(kind="process", command=["vllm", "serve", "m"]).model_dump(
+        mode="json", exclude_none=True)))
+    assert "--capture" in skip_reason("04", check("04", {"cluster": str(path)}))
+    assert skip_reason("04", check("04", {"cluster": str(path), "capture": "true"})) == ""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    for arguments, said in ((["--capture"], "nsys is not on this machine"),
+                            (["--only", "04", "--capture", "--set", "trace=x.sqlite"], "exclude each other"),
+                            (["--only", "03", "--capture"], "capture")):
+        monkeypatch.setattr("sys.argv", ["spoc", "run", str(path), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+    assert not outputs.exists()
 
 
 def test_a_process_starts_under_nsys_with_the_profilers_window(nsys_on_path, tmp_path):
