@@ -11,14 +11,12 @@ from dataclasses import asdict
 import pandas as pd
 
 from spoc_lib.report.evidence import at_the_limit, limit_curve, ratios
-from spoc_lib.report.paper_claims import Claim, judge, not_judged, spans
+from spoc_lib.report.paper_claims import BUDGETS, USERS, Claim, judge, not_judged, spans
 from spoc_lib.report.paper_kernels import attention, four_bit
 from spoc_lib.report.studies import Study, profile_of
 from spoc_lib.report.verdict import Answer, ratio
 
-#: The paper's figures, by (GPUs, GPU).
-USERS = {(4, "h100-sxm"): 300, (2, "h200-sxm"): 85}
-BUDGETS = {(4, "h100-sxm"): 2048, (2, "h200-sxm"): 1024}
+#: The paper's other figures.
 RATIO, SM_ACTIVE, KV_USAGE = 3.5, 0.37, 0.105
 #: Tolerances: relative for users and their ratio, absolute for shares.
 NEAR, SM_NEAR, KV_NEAR = 0.15, 0.05, 0.03
@@ -76,6 +74,16 @@ def budgets(studies: list[Study]) -> pd.DataFrame:
     best = table[table["best"].astype(bool)].groupby(["cluster", "gap_prefill_us", "calibrated"])[
         "max_num_batched_tokens"].agg(lambda values: _list(list(values)))
     return wide.assign(best=best).reset_index()
+
+
+def grids(studies: list[Study]) -> pd.DataFrame:
+    """Users by start, percentile and ITL limit at the paper's budgets; with both of its clusters their ratio too."""
+    by_hardware = {(s.answer.cluster.hardware.count, s.answer.cluster.hardware.gpu): s for s in studies}
+    pair = [by_hardware.get(key) for key in USERS]
+    if None in pair:
+        return pd.concat([_with_cluster(study, study.grid) for study in studies], ignore_index=True)
+    names = [study.answer.cluster.name for study in pair]
+    return joint(*pair).rename(columns={"users": f"users, {names[0]}", "users_other": f"users, {names[1]}"})
 
 
 def throttles(studies: list[Study]) -> pd.DataFrame:
@@ -158,10 +166,28 @@ def _ratio(by_hardware: dict) -> Claim:
         if spans([value, *rows["ratio"]], RATIO, NEAR / 2):
             shown = ", ".join(f"{one['value']}: {one['ratio']:.2f}" for one in rows.to_dict("records"))
             depends.append(f"{what} ({shown})")
-    verdict, why = judge(near, depends, "over all limits and parameters shown the ratio lies between "
-                         f"{min([value, *table['ratio'], *merged['ratio']]):.2f} and "
-                         f"{max([value, *table['ratio'], *merged['ratio']]):.2f}")
+    grid = joint(*pair)
+    least, most = grid.loc[grid["ratio"].idxmin()], grid.loc[grid["ratio"].idxmax()]
+    both = (f"{least['ratio']:.2f} ({_setting(least)}) to {most['ratio']:.2f} ({_setting(most)}) at the paper's token "
+            f"budgets")
+    if spans(grid["ratio"], RATIO, NEAR / 2):
+        depends.append(f"token budget, start, percentile and ITL limit together ({both})")
+    known = [value, *table["ratio"], *merged["ratio"]]
+    verdict, why = judge(near, depends, f"one parameter at a time moves it from {min(known):.2f} to {max(known):.2f}, "
+                         f"all together from {both}")
     return Claim(name, paper, f"{value:.2f} ({low:.2f} to {high:.2f})", verdict, why)
+
+
+def joint(one: Study, other: Study) -> pd.DataFrame:
+    """Users of both at the paper's token budgets under every start, percentile and ITL limit, and their ratio."""
+    keys = ["start", "percentile", "itl_limit_s"]
+    both = one.grid.merge(other.grid, on=keys, suffixes=("", "_other"))
+    both = both[both["users_other"].fillna(0) > 0].dropna(subset=["users"])
+    return both.assign(ratio=both["users"].astype(float) / both["users_other"].astype(float))
+
+
+def _setting(row: pd.Series) -> str:
+    return f"{row['start']}, p{row['percentile']:g}, ITL {1e3 * row['itl_limit_s']:g} ms"
 
 
 def _budget(key: tuple[int, str], study: Study | None) -> Claim:
@@ -200,7 +226,16 @@ def _share(name: str, column: str, figure: float, tolerance: float, study: Study
     verdict, why = judge(abs(value.iloc[0] - figure) <= tolerance, depends,
                          f"{met[column].min():.1%} to {met[column].max():.1%} over all rungs that met the SLA"
                          if len(met) else "no rung met the SLA")
-    return Claim(name, paper, f"{value.iloc[0]:.1%}", verdict, why)
+    return Claim(name, paper, f"{value.iloc[0]:.1%}" + _uncached(column, study.answer), verdict, why)
+
+
+def _uncached(column: str, answer: Answer) -> str:
+    """KV use without prefix caching at the same users, where the sweep asked."""
+    for lesson in answer.capacity.get("lessons", []):
+        value = lesson["figures"].get("kv_usage_without_caching_ratio")
+        if column == "kv_usage_ratio" and value is not None:
+            return f" (without prefix caching {value:.1%})"
+    return ""
 
 
 def _chunked(studies: list[Study]) -> Claim:

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+#: The paper's users and best token budgets, by (GPUs, GPU).
+USERS = {(4, "h100-sxm"): 300, (2, "h200-sxm"): 85}
+BUDGETS = {(4, "h100-sxm"): 2048, (2, "h200-sxm"): 1024}
+
 
 @dataclass(frozen=True)
 class Claim:

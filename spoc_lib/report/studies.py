@@ -8,13 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from spoc_lib.config import Profile, load_profile
 from spoc_lib.core.files import plain, read_json, write_json
+from spoc_lib.report.paper_claims import BUDGETS
 from spoc_lib.report.verdict import Answer
-from spoc_lib.sweep.cases import Case
+
+if TYPE_CHECKING:
+    from spoc_lib.sweep.cases import Case  # it brings the compiled engine, which most reports do without
 
 #: Users of the studies at a load that the cluster holds, as a share of its limit.
 LOADED = 0.75
@@ -24,7 +28,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class Study:
     """One run's tables: see `sensitivity.sensitivity`, `tradeoffs.best_budgets`, `tradeoffs.long_prompt_arrival`,
-    `tradeoffs.throttle_effect`. `users`: of the last two."""
+    `tradeoffs.throttle_effect`, `sensitivity.grid` (at the paper's token budget). users: of arrival and throttle."""
 
     answer: Answer
     case: Case
@@ -33,6 +37,7 @@ class Study:
     budgets: pd.DataFrame
     arrival: pd.DataFrame
     throttle: pd.DataFrame
+    grid: pd.DataFrame
 
 
 def profile_of(answer: Answer) -> Profile:
@@ -42,6 +47,8 @@ def profile_of(answer: Answer) -> Profile:
 
 def case_of(answer: Answer) -> Case:
     """The question that the run's sweep asked: its flags, its personas, its gap cap, its seed."""
+    from spoc_lib.sweep.cases import Case
+
     asked = read_json(answer.folder / "run.json")["stages"]["03"]["parameters"]
     personas = asked.get("personas") or answer.cluster.personas
     return Case.of(answer.cluster, profile_of(answer), answer.capacity["flags"], seed=int(asked["seed"]),
@@ -54,13 +61,16 @@ def paper_study(answer: Answer, say: Say = lambda text: None) -> Study:
     from spoc_lib.sweep import sensitivity, tradeoffs
 
     case = case_of(answer)
+    budget = BUDGETS.get((answer.cluster.hardware.count, answer.cluster.hardware.gpu))
+    theirs = tradeoffs.with_budget(case, budget) if budget else case
     users = max(1, int(LOADED * case.near))
     return Study(
         answer, case, users,
         _kept(answer, "sensitivity", case, lambda: sensitivity.sensitivity(case), say),
         _kept(answer, "budgets", case, lambda: tradeoffs.best_budgets(case), say),
         _kept(answer, "arrival", case, lambda: tradeoffs.long_prompt_arrival(case, users), say),
-        _kept(answer, "throttle", case, lambda: tradeoffs.throttle_effect(case, users), say))
+        _kept(answer, "throttle", case, lambda: tradeoffs.throttle_effect(case, users), say),
+        _kept(answer, "grid", theirs, lambda: sensitivity.grid(theirs), say))
 
 
 def simulated_studies(answers: list[Answer], say: Say = lambda text: None) -> list[Study]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pandas as pd
 
+from spoc_lib.config import Cluster
 from spoc_lib.sweep.cases import Case, answers
 from spoc_lib.sweep.quick import QuickCapacity
 
@@ -13,6 +15,7 @@ GAP_CAPS_S = (30.0, 60.0, 120.0, 600.0)
 STARTS = ("stationary", "cold")
 PERCENTILES = (95.0, 99.0)
 RUNGS_S = (150.0, 300.0, 900.0)
+ITL_LIMITS_S = (0.03, 0.05, 0.1)
 
 
 def settings(case: Case) -> list[tuple[str, str, Case]]:
@@ -29,7 +32,7 @@ def settings(case: Case) -> list[tuple[str, str, Case]]:
     return found
 
 
-def at_percentile(case: Case, percentile: float):
+def at_percentile(case: Case, percentile: float) -> Cluster:
     """The case's cluster with every SLO asked at another percentile, the limits as they are."""
     slos = [slo.model_copy(update={"percentile": percentile}) for slo in case.cluster.slos]
     return case.cluster.model_copy(update={"slos": slos})
@@ -39,6 +42,25 @@ def sensitivity(case: Case) -> pd.DataFrame:
     """`table` of the capacity under each of `settings`."""
     asked = settings(case)
     return table(asked, answers([one for _, _, one in asked]))
+
+
+def grid(case: Case) -> pd.DataFrame:
+    """Capacity under every start, percentile and limit on ITL together: start, percentile, itl_limit_s, users, missed.
+
+    One parameter at a time shows no interplay; the limits of other metrics stay.
+    """
+    keys = list(itertools.product(STARTS, PERCENTILES, ITL_LIMITS_S))
+    found = answers([case.changed(start=start, cluster=_at_limit(at_percentile(case, percentile), limit_s))
+                     for start, percentile, limit_s in keys])
+    rows = [dict(start=start, percentile=percentile, itl_limit_s=limit_s,
+                 users=None if isinstance(one, str) else one.users, missed=None if isinstance(one, str) else one.missed)
+            for (start, percentile, limit_s), one in zip(keys, found, strict=True)]
+    return pd.DataFrame(rows).astype({"users": "Int64", "missed": "Int64"})
+
+
+def _at_limit(cluster: Cluster, limit_s: float) -> Cluster:
+    slos = [slo.model_copy(update={"limit_s": limit_s}) if slo.metric == "itl" else slo for slo in cluster.slos]
+    return cluster.model_copy(update={"slos": slos})
 
 
 def table(asked: Sequence[tuple[str, str, Case]], found: Sequence[QuickCapacity | str]) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -31,7 +32,9 @@ def study(name: str = "sim-2xh200", *, users: int = 90, best=((300.0, 2048), (70
         for gap, winner in best for budget in (1024, 2048)])
     arrival = pd.DataFrame({"max_num_batched_tokens": [512, 8192], "ttft_s": [9.0, 4.0], "itl_p95_s": [itl_small, 0.2]})
     throttle = pd.DataFrame({"persona": ["all"], "clock_factor": [0.7], "ratio": [ratio]})
-    return Study(answer, Case.of(cluster, load_profile("quick")), 60, sensitivity, budgets, arrival, throttle)
+    grid = pd.DataFrame({"start": ["cold", "cold"], "percentile": [95.0, 99.0], "itl_limit_s": [0.05, 0.05],
+                         "users": [users, users // 3]})
+    return Study(answer, Case.of(cluster, load_profile("quick")), 60, sensitivity, budgets, arrival, throttle, grid)
 
 
 def test_the_paper_and_its_slos_stay_what_they_are():
@@ -83,6 +86,14 @@ def test_shares_depend_on_users_where_the_rungs_that_met_span_them():
     assert paper._share("SM", "sm_active_ratio", 0.37, 0.05, one).verdict == "depends on"
     assert paper._share("KV", "kv_usage_ratio", 0.105, 0.03, one).verdict == "reproduced"
     assert paper._share("KV", "kv_usage_ratio", 0.6, 0.03, one).verdict == "not reproduced"
+
+
+def test_the_joint_grid_gives_a_ratio_for_every_setting_and_drops_impossible_ones():
+    one, other = study("sim-4xh100", users=300), study(users=90)
+    assert list(paper.joint(one, other)["ratio"]) == pytest.approx([300 / 90, 100 / 30])
+    none = other.grid.assign(users=[90, 0])
+    assert len(paper.joint(one, replace(other, grid=none))) == 1
+    assert "ratio" in paper.grids([one, other]) and "cluster" in paper.grids([one])
 
 
 def test_without_runs_nothing_is_judged():

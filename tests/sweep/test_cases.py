@@ -7,6 +7,7 @@ import pytest
 from spoc_lib.config import load_cluster, load_profile
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
+from spoc_lib.sweep import sensitivity
 from spoc_lib.sweep.cases import Case, Paced, answers
 from spoc_lib.sweep.sensitivity import settings, table
 from spoc_lib.sweep.tradeoffs import best_budgets, long_prompt_arrival, throttle_effect, throttled, with_budget
@@ -102,3 +103,14 @@ def test_a_parameter_of_the_step_time_takes_the_calibrations_place():
     short, long = (CASE.changed(parameters={"gap_prefill_us": gap}).engine().step_time.seconds(chunk)
                    for gap in (300.0, 6000.0))
     assert long - short == pytest.approx(5.7e-3, rel=1e-6)
+
+
+def test_the_grid_moves_itl_limits_and_percentiles_and_leaves_other_limits(monkeypatch):
+    asked = []
+    monkeypatch.setattr(sensitivity, "answers", lambda cases: asked.extend(cases) or ["not asked"] * len(cases))
+    found = sensitivity.grid(CASE)
+    assert len(found) == len(asked) == 12 and found["users"].isna().all()
+    for row, case in zip(found.to_dict("records"), asked, strict=True):
+        limits = {slo.metric: slo.limit_s for slo in case.cluster.slos}
+        assert limits == {"ttft": 5.0, "itl": row["itl_limit_s"]} and case.start == row["start"]
+        assert {slo.percentile for slo in case.cluster.slos} == {row["percentile"]}
