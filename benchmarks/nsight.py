@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -159,12 +160,12 @@ def measure(method: str, path: Path, kernels: int) -> dict:
 
 
 def measure_nsys_ai(program: str, path: Path, kernels: int) -> dict:
-    """`nsys-ai report` of one of the GPUs; its cache starts empty, as at a first look."""
-    with tempfile.TemporaryDirectory() as home:
-        link = Path(home) / "trace.sqlite"
-        link.symlink_to(path.resolve())
+    """`nsys-ai report` of one of the GPUs, on a copy, for it writes indexes into the file; its cache starts empty, as
+    at a first look."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as home:
+        copy = shutil.copyfile(path, Path(home) / "trace.sqlite")
         started, before = time.perf_counter(), os.times()
-        done = subprocess.run([program, "report", str(link), "--gpu", "0", "--trim", "0", "100000"],
+        done = subprocess.run([program, "report", str(copy), "--gpu", "0", "--trim", "0", "100000"],
                               capture_output=True, text=True, env={"HOME": home, "PATH": "/usr/bin:/bin"}, cwd=home)
         wall, after = time.perf_counter() - started, os.times()
     if done.returncode:
