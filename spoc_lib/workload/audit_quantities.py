@@ -30,8 +30,10 @@ def compare_quantities(script: ConversationScript, personas: PersonaSet, played:
     scale, cap = getattr(script, "scale", 1.0), getattr(script, "gap_cap_s", np.inf)
     collected = _collect(played, {persona.name: persona.opening_turns for persona in personas.personas})
     others = _under_another_seed(script, personas, played)
+    loading = {persona.name: persona.opening_turns for persona in personas.personas}
     conversations = Counter(persona for persona, _, _ in {
-        (item.turn.persona, item.turn.user, item.turn.conversation) for item in played})
+        (item.turn.persona, item.turn.user, item.turn.conversation) for item in played
+        if not item.turn.starts and item.turn.turn > loading.get(item.turn.persona, 0)})
     rows = []
     for persona in personas.personas:
         for quantity, field, factor, most in (
