@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab vllm-cpu golden lint clean
+.PHONY: help demo test lab vllm-cpu golden peers lint clean
 
 help: ## this list
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -38,6 +38,9 @@ golden: $(VENV)/.installed .venv-vllm/.installed ## fresh schedules from the rea
 	.venv-vllm/bin/python tests/golden_record.py outputs/golden --synchronous 500 --asynchronous 500
 	$(BIN)/spoc engine replay outputs/golden --json outputs/golden.json
 	$(BIN)/python tests/golden_mutations.py outputs/golden
+
+peers: $(VENV)/.installed ## the openai client, guidellm and aiperf, unchanged, against the embedded engine (own environments)
+	$(BIN)/python benchmarks/peers.py
 
 lint: $(VENV)/.installed ## ruff over the code
 	$(BIN)/ruff check spoc_lib tests benchmarks

@@ -12,6 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def outputs_of_tests(tmp_path_factory):
+    """What a test writes by default goes into a folder of the suite's own, never into the user's outputs/."""
+    os.environ.setdefault("SPOC_OUTPUTS", str(tmp_path_factory.mktemp("outputs")))
+
+
 @pytest.fixture(scope="session")
 def shared():
     """`shared("data/…")`: a path in the folder of real recordings beside the checkout; skips where it is absent."""

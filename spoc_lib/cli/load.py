@@ -183,7 +183,9 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _new_folder() -> Path:
-    base = Path("outputs")
+    from spoc_lib.pipeline.runs import outputs_dir
+
+    base = outputs_dir()
     base.mkdir(exist_ok=True)
     return Path(tempfile.mkdtemp(prefix="load-", dir=base))
 

@@ -135,6 +135,11 @@ def test_the_page_is_whole_without_a_network(whole, open_page, number):
     assert "Traceback" not in dom
 
 
+def test_no_artefact_holds_what_stood_in_the_environment(whole):
+    holders = [p for p in whole.rglob("*") if p.is_file() and b"sk-never-to-be-seen" in p.read_bytes()]
+    assert not holders
+
+
 def test_a_finished_run_is_not_overwritten_by_accident(place, whole):
     assert "add --resume" in spoc(place, "--run-id", "whole", check=2).stderr
 
