@@ -293,8 +293,8 @@ def _hub_records(dataset: str, split: str) -> Iterator[Any]:
     try:
         yield from datasets.load_dataset(dataset, split=split, streaming=True)
     except (OSError, ValueError) as error:
-        raise InputError("hub-failed", f"the hub set '{dataset}' (split {split}) cannot be read: {_first_line(error)}"
-                         ) from error
+        raise InputError("hub-failed", f"the hub set '{dataset}' (split {split}) cannot be read: {_first_line(error)}; "
+                         "check name and split, or save it to a jsonl or parquet file and import that") from error
 
 
 def _first_line(error: Exception) -> str:

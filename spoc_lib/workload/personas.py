@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from spoc_lib import config
 from spoc_lib.config import Slo
@@ -103,15 +103,16 @@ class PersonaSet(Strict):
     personas: Annotated[list[Persona], Field(min_length=1)]
     geometry: Geometry
 
-    @model_validator(mode="after")
-    def _whole(self) -> PersonaSet:
-        total = sum(persona.share for persona in self.personas)
+    @field_validator("personas")
+    @classmethod
+    def _whole(cls, personas: list[Persona]) -> list[Persona]:
+        total = sum(persona.share for persona in personas)
         if abs(total - 1) > 1e-6:
-            raise ValueError(f"the shares of the personas sum to {total:g}: they must sum to 1")
-        names = [persona.name for persona in self.personas]
+            raise ValueError(f"their shares sum to {total:g}: they must sum to 1")
+        names = [persona.name for persona in personas]
         if len(set(names)) != len(names):
-            raise ValueError(f"two personas have the same name: {', '.join(names)}")
-        return self
+            raise ValueError(f"two have the same name: {', '.join(names)}")
+        return personas
 
     def persona(self, name: str) -> Persona:
         return next(persona for persona in self.personas if persona.name == name)

@@ -58,7 +58,7 @@ def broken(tmp_path, change):
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    (lambda d: d["personas"][0].update(share=0.9), "shares of the personas sum to 1.2"),
+    (lambda d: d["personas"][0].update(share=0.9), "field 'personas': their shares sum to 1.2"),
     (lambda d: d["personas"][0]["output_tokens"].update(min=90), "min (90) is above max (64)"),
     (lambda d: d["personas"][0].update(colour="red"), "no such field"),
     (lambda d: d["personas"][0].pop("turns"), "required"),
