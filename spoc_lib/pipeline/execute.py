@@ -92,6 +92,7 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
                 cwd=str(notebooks_dir()),
                 start_timeout=120,
                 config=Config({"KernelManager": {"transport": "ipc"}}),  # no ports: none to race for, none to listen in
+                extra_arguments=["--IPKernelApp.log_level=50"],  # a kernel that is told to go has no last words
             )
         except PapermillExecutionError as error:
             reason = f"{error.ename}: {error.evalue}"
