@@ -48,8 +48,12 @@ def findings(studies: list[Study]) -> pd.DataFrame:
     h100 = by_hardware.get((4, "h100-sxm"))
     claims.append(_share("SMs active at the limit, 4 x H100", "sm_active_ratio", SM_ACTIVE, SM_NEAR, h100))
     claims.append(_share("KV blocks in use with prefix caching, 4 x H100", "kv_usage_ratio", KV_USAGE, KV_NEAR, h100))
-    claims += [attention(h100 or (studies[0] if studies else None)), _chunked(studies),
-               four_bit(h100 or (studies[0] if studies else None)), _throttle(studies)]
+    claims += [
+        attention(h100 or (studies[0] if studies else None)),
+        _chunked(studies),
+        four_bit(h100 or (studies[0] if studies else None)),
+        _throttle(studies),
+    ]
     return pd.DataFrame([asdict(claim) for claim in claims])
 
 
@@ -61,18 +65,26 @@ def sensitivities(studies: list[Study]) -> pd.DataFrame:
 
 def arrivals(studies: list[Study]) -> pd.DataFrame:
     """The huge prompt's TTFT and everyone's ITL by token budget, all clusters (`tradeoffs.long_prompt_arrival`)."""
-    return pd.concat([_with_cluster(study, study.arrival.drop(columns="outside")) for study in studies],
-                     ignore_index=True)
+    return pd.concat(
+        [_with_cluster(study, study.arrival.drop(columns="outside")) for study in studies], ignore_index=True
+    )
 
 
 def budgets(studies: list[Study]) -> pd.DataFrame:
     """Max users by token budget and gap_prefill_us, all clusters: one row a cluster and gap, a column a budget."""
     table = pd.concat([study.budgets for study in studies], ignore_index=True)
-    wide = table.pivot_table(index=["cluster", "gap_prefill_us", "calibrated"], columns="max_num_batched_tokens",
-                             values="users", aggfunc="first")
+    wide = table.pivot_table(
+        index=["cluster", "gap_prefill_us", "calibrated"],
+        columns="max_num_batched_tokens",
+        values="users",
+        aggfunc="first",
+    )
     wide.columns = [f"{budget} tokens" for budget in wide.columns]
-    best = table[table["best"].astype(bool)].groupby(["cluster", "gap_prefill_us", "calibrated"])[
-        "max_num_batched_tokens"].agg(lambda values: _list(list(values)))
+    best = (
+        table[table["best"].astype(bool)]
+        .groupby(["cluster", "gap_prefill_us", "calibrated"])["max_num_batched_tokens"]
+        .agg(lambda values: _list(list(values)))
+    )
     return wide.assign(best=best).reset_index()
 
 
@@ -100,11 +112,17 @@ def asked(answers: list[Answer]) -> pd.DataFrame:
     rows = []
     for answer in answers:
         profile = profile_of(answer)
-        rows.append({
-            "cluster": answer.cluster.name, "rung (s)": answer.capacity["rung_s"], "warm-up (s)": profile.warmup_s,
-            "start": profile.start, "gap cap (s)": answer.capacity["gap_cap_s"],
-            "SLOs": "; ".join(slo.name for slo in answer.cluster.slos),
-            "flags": " ".join(f"{k}={v}" for k, v in answer.capacity["flags"].items()) or "vLLM's defaults"})
+        rows.append(
+            {
+                "cluster": answer.cluster.name,
+                "rung (s)": answer.capacity["rung_s"],
+                "warm-up (s)": profile.warmup_s,
+                "start": profile.start,
+                "gap cap (s)": answer.capacity["gap_cap_s"],
+                "SLOs": "; ".join(slo.name for slo in answer.cluster.slos),
+                "flags": " ".join(f"{k}={v}" for k, v in answer.capacity["flags"].items()) or "vLLM's defaults",
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -118,10 +136,11 @@ def _users(key: tuple[int, str], study: Study | None) -> Claim:
     depends = _moves(study.sensitivity, figure)
     for metric, rows in limit_curve([answer]).dropna(subset=["users"]).groupby("metric"):
         if spans([answer.users, *rows["users"]], figure):
-            depends.append(f"the limit on {metric.upper()} ({rows['users'].min():.0f} to {rows['users'].max():.0f} "
-                           f"users over {rows['limit_s'].min():g} to {rows['limit_s'].max():g} s)")
-    verdict, why = judge(near, depends, "no parameter's range reaches it: "
-                         + _ranges(study.sensitivity))
+            depends.append(
+                f"the limit on {metric.upper()} ({rows['users'].min():.0f} to {rows['users'].max():.0f} "
+                f"users over {rows['limit_s'].min():g} to {rows['limit_s'].max():g} s)"
+            )
+    verdict, why = judge(near, depends, "no parameter's range reaches it: " + _ranges(study.sensitivity))
     return Claim(name, f"{figure}", f"{answer.users:g} ({low:g} to {high:g})", verdict, why)
 
 
@@ -155,10 +174,13 @@ def _ratio(by_hardware: dict) -> Claim:
     for metric, rows in table.groupby("metric"):
         least, most = rows.loc[rows["ratio"].idxmin()], rows.loc[rows["ratio"].idxmax()]
         if spans([value, *rows["ratio"]], RATIO, NEAR / 2):
-            depends.append(f"the limit on {metric.upper()} ({least['ratio']:.2f} at {least['limit_s']:g} s to "
-                           f"{most['ratio']:.2f} at {most['limit_s']:g} s)")
-    merged = pair[0].sensitivity.iloc[1:].merge(pair[1].sensitivity.iloc[1:], on=["asked", "value"],
-                                                suffixes=("", "_other"))
+            depends.append(
+                f"the limit on {metric.upper()} ({least['ratio']:.2f} at {least['limit_s']:g} s to "
+                f"{most['ratio']:.2f} at {most['limit_s']:g} s)"
+            )
+    merged = (
+        pair[0].sensitivity.iloc[1:].merge(pair[1].sensitivity.iloc[1:], on=["asked", "value"], suffixes=("", "_other"))
+    )
     merged = merged.dropna(subset=["users", "users_other"])
     merged = merged[merged["users_other"] > 0]
     merged = merged.assign(ratio=merged["users"].astype(float) / merged["users_other"].astype(float))
@@ -168,13 +190,18 @@ def _ratio(by_hardware: dict) -> Claim:
             depends.append(f"{what} ({shown})")
     grid = joint(*pair)
     least, most = grid.loc[grid["ratio"].idxmin()], grid.loc[grid["ratio"].idxmax()]
-    both = (f"{least['ratio']:.2f} ({_setting(least)}) to {most['ratio']:.2f} ({_setting(most)}) at the paper's token "
-            f"budgets")
+    both = (
+        f"{least['ratio']:.2f} ({_setting(least)}) to {most['ratio']:.2f} ({_setting(most)}) at the paper's token "
+        f"budgets"
+    )
     if spans(grid["ratio"], RATIO, NEAR / 2):
         depends.append(f"token budget, start, percentile and ITL limit together ({both})")
     known = [value, *table["ratio"], *merged["ratio"]]
-    verdict, why = judge(near, depends, f"one parameter at a time moves it from {min(known):.2f} to {max(known):.2f}, "
-                         f"all together from {both}")
+    verdict, why = judge(
+        near,
+        depends,
+        f"one parameter at a time moves it from {min(known):.2f} to {max(known):.2f}, all together from {both}",
+    )
     return Claim(name, paper, f"{value:.2f} ({low:.2f} to {high:.2f})", verdict, why)
 
 
@@ -200,10 +227,16 @@ def _budget(key: tuple[int, str], study: Study | None) -> Claim:
     shown = table[table["calibrated"].astype(bool)]
     own = list(shown.loc[shown["best"].astype(bool), "max_num_batched_tokens"])
     users = ", ".join(f"{row['max_num_batched_tokens']}: {row['users']}" for row in shown.to_dict("records"))
-    depends = [f"gap_prefill_us ({'; '.join(f'{gap / 1e3:.2g} ms: {_list(one)}' for gap, one in best.items())})"] \
-        if any(figure in one for one in best.values()) else []
-    verdict, why = judge(figure in own, depends, "at no gap of "
-                         + ", ".join(f"{gap / 1e3:.2g} ms (best {_list(one)})" for gap, one in best.items()))
+    depends = (
+        [f"gap_prefill_us ({'; '.join(f'{gap / 1e3:.2g} ms: {_list(one)}' for gap, one in best.items())})"]
+        if any(figure in one for one in best.values())
+        else []
+    )
+    verdict, why = judge(
+        figure in own,
+        depends,
+        "at no gap of " + ", ".join(f"{gap / 1e3:.2g} ms (best {_list(one)})" for gap, one in best.items()),
+    )
     return Claim(name, f"{figure}", f"{_list(own)} (users {users})", verdict, why)
 
 
@@ -220,12 +253,21 @@ def _share(name: str, column: str, figure: float, tolerance: float, study: Study
         return not_judged(name, paper, "no rung near the limit has a record of it")
     met = study.answer.climbed
     met = met[met["verdict"] == "met"].dropna(subset=[column])
-    depends = [f"the number of users ({met[column].min():.1%} at {met.loc[met[column].idxmin(), 'users']} to "
-               f"{met[column].max():.1%} at {met.loc[met[column].idxmax(), 'users']})"] \
-        if spans(met[column], figure, 0.0) else []
-    verdict, why = judge(abs(value.iloc[0] - figure) <= tolerance, depends,
-                         f"{met[column].min():.1%} to {met[column].max():.1%} over all rungs that met the SLA"
-                         if len(met) else "no rung met the SLA")
+    depends = (
+        [
+            f"the number of users ({met[column].min():.1%} at {met.loc[met[column].idxmin(), 'users']} to "
+            f"{met[column].max():.1%} at {met.loc[met[column].idxmax(), 'users']})"
+        ]
+        if spans(met[column], figure, 0.0)
+        else []
+    )
+    verdict, why = judge(
+        abs(value.iloc[0] - figure) <= tolerance,
+        depends,
+        f"{met[column].min():.1%} to {met[column].max():.1%} over all rungs that met the SLA"
+        if len(met)
+        else "no rung met the SLA",
+    )
     return Claim(name, paper, f"{value.iloc[0]:.1%}" + _uncached(column, study.answer), verdict, why)
 
 
@@ -248,10 +290,12 @@ def _chunked(studies: list[Study]) -> Claim:
         table = study.arrival.sort_values("max_num_batched_tokens")
         small, large = table.iloc[0], table.iloc[-1]
         holds.append(bool(small["ttft_s"] > large["ttft_s"] and small["itl_p95_s"] < large["itl_p95_s"]))
-        said.append(f"{study.answer.cluster.name}: {small['max_num_batched_tokens']} to "
-                    f"{large['max_num_batched_tokens']} tokens: TTFT {small['ttft_s']:.1f} to {large['ttft_s']:.1f} s, "
-                    f"p95 ITL of {study.users} others {1e3 * small['itl_p95_s']:.0f} to "
-                    f"{1e3 * large['itl_p95_s']:.0f} ms")
+        said.append(
+            f"{study.answer.cluster.name}: {small['max_num_batched_tokens']} to "
+            f"{large['max_num_batched_tokens']} tokens: TTFT {small['ttft_s']:.1f} to {large['ttft_s']:.1f} s, "
+            f"p95 ITL of {study.users} others {1e3 * small['itl_p95_s']:.0f} to "
+            f"{1e3 * large['itl_p95_s']:.0f} ms"
+        )
     where = [study.answer.cluster.name for study, held in zip(studies, holds, strict=True) if held]
     some = [f"the cluster (on {', '.join(where)} it does)"] if where else []
     verdict, why = judge(all(holds), some, "TTFT and ITL do not move against each other")
@@ -267,8 +311,10 @@ def _throttle(studies: list[Study]) -> Claim:
         rows = study.throttle
         factor = float(rows["clock_factor"].iloc[0])
         holds.append(bool((rows["ratio"] - 1 >= THROTTLE_PART * (1 / factor - 1)).all()))
-        said.append(f"{study.answer.cluster.name}: one GPU at {factor:.0%} clock, {study.users} users: median ITL "
-                    f"x {rows['ratio'].min():.2f} to {rows['ratio'].max():.2f} by persona")
+        said.append(
+            f"{study.answer.cluster.name}: one GPU at {factor:.0%} clock, {study.users} users: median ITL "
+            f"x {rows['ratio'].min():.2f} to {rows['ratio'].max():.2f} by persona"
+        )
     some = ["the cluster"] if any(holds) else []
     verdict, why = judge(all(holds), some, "some persona hardly notices")
     return Claim(name, paper, "; ".join(said), verdict, why)

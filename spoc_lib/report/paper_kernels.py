@@ -29,13 +29,18 @@ def attention(study: Study | None) -> Claim:
     memory = float(verdict["resources"]["memory"])
     leads = [batch for batch, found in shares.items() if max(found, key=found.get) == "attn"]
     top = max(shares[running], key=shares[running].get)
-    ours = (f"{running} sequences of {context:,.0f} tokens at the limit: {top} leads, attention "
-            f"{shares[running]['attn']:.0%} of the step ({shares[BATCHES[-1]]['attn']:.0%} at {BATCHES[-1]}); DRAM is "
-            f"the nearest roof for {memory:.0%}")
+    ours = (
+        f"{running} sequences of {context:,.0f} tokens at the limit: {top} leads, attention "
+        f"{shares[running]['attn']:.0%} of the step ({shares[BATCHES[-1]]['attn']:.0%} at {BATCHES[-1]}); DRAM is "
+        f"the nearest roof for {memory:.0%}"
+    )
     larger = [batch for batch in leads if batch >= running]
     batch = [f"the batch (attention leads from {min(larger)} sequences on)"] if larger and memory > 0.5 else []
-    said, why = judge(running in leads and memory > 0.5, batch,
-                      "DRAM does not bind" if larger else "attention leads at no batch of the limit's size or larger")
+    said, why = judge(
+        running in leads and memory > 0.5,
+        batch,
+        "DRAM does not bind" if larger else "attention leads at no batch of the limit's size or larger",
+    )
     return Claim(name, paper, ours, said, why)
 
 
@@ -70,11 +75,17 @@ def four_bit(study: Study | None) -> Claim:
 
     told = max(rows, key=lambda phase: apart(rows[phase]))
     row = rows[told]
-    ours = (f"{told} step: FP4-naive {1e3 * row['fp4_naive_s']:.2f} ms, W4A16 {1e3 * row['w4a16_s']:.2f} ms, trace "
-            f"{1e3 * row['measured_s']:.2f} ms" + (" (simulated: kernel names are the twin's)" if verdict["simulated"]
-                                                   else ""))
+    ours = (
+        f"{told} step: FP4-naive {1e3 * row['fp4_naive_s']:.2f} ms, W4A16 {1e3 * row['w4a16_s']:.2f} ms, trace "
+        f"{1e3 * row['measured_s']:.2f} ms"
+        + (" (simulated: kernel names are the twin's)" if verdict["simulated"] else "")
+    )
     nearer = abs(row["measured_s"] - row["w4a16_s"]) < abs(row["measured_s"] - row["fp4_naive_s"])
-    said, why = judge(nearer and apart(row) > APART,
-                      ["the tokens a step (DRAM binds both hypotheses in this trace, so they agree within "
-                       f"{max(apart(row), 0):.0%})"] if nearer else [], "the trace lies nearer to FP4-naive")
+    said, why = judge(
+        nearer and apart(row) > APART,
+        [f"the tokens a step (DRAM binds both hypotheses in this trace, so they agree within {max(apart(row), 0):.0%})"]
+        if nearer
+        else [],
+        "the trace lies nearer to FP4-naive",
+    )
     return Claim(name, paper, ours, said, why)

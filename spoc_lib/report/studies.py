@@ -51,9 +51,14 @@ def case_of(answer: Answer) -> Case:
 
     asked = read_json(answer.folder / "run.json")["stages"]["03"]["parameters"]
     personas = asked.get("personas") or answer.cluster.personas
-    return Case.of(answer.cluster, profile_of(answer), answer.capacity["flags"], seed=int(asked["seed"]),
-                   gap_cap_s=float(answer.capacity["gap_cap_s"]), near=int(answer.users or 60)).changed(
-                       personas=os.path.expanduser(personas))
+    return Case.of(
+        answer.cluster,
+        profile_of(answer),
+        answer.capacity["flags"],
+        seed=int(asked["seed"]),
+        gap_cap_s=float(answer.capacity["gap_cap_s"]),
+        near=int(answer.users or 60),
+    ).changed(personas=os.path.expanduser(personas))
 
 
 def paper_study(answer: Answer, say: Say = lambda text: None) -> Study:
@@ -65,12 +70,15 @@ def paper_study(answer: Answer, say: Say = lambda text: None) -> Study:
     theirs = tradeoffs.with_budget(case, budget) if budget else case
     users = max(1, int(LOADED * case.near))
     return Study(
-        answer, case, users,
+        answer,
+        case,
+        users,
         _kept(answer, "sensitivity", case, lambda: sensitivity.sensitivity(case), say),
         _kept(answer, "budgets", case, lambda: tradeoffs.best_budgets(case), say),
         _kept(answer, "arrival", case, lambda: tradeoffs.long_prompt_arrival(case, users), say),
         _kept(answer, "throttle", case, lambda: tradeoffs.throttle_effect(case, users), say),
-        _kept(answer, "grid", theirs, lambda: sensitivity.grid(theirs), say))
+        _kept(answer, "grid", theirs, lambda: sensitivity.grid(theirs), say),
+    )
 
 
 def simulated_studies(answers: list[Answer], say: Say = lambda text: None) -> list[Study]:

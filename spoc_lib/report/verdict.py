@@ -61,6 +61,11 @@ class Answer:
         return None if low is None or self.users is None else (float(low), math.inf if high is None else float(high))
 
     @property
+    def resolved(self) -> bool:
+        """Whether the rungs bound the capacity on both sides, narrowly enough (`capacity.json`'s own verdict)."""
+        return self.users is not None and self.capacity.get("verdict", "resolved") == "resolved"
+
+    @property
     def climbed(self) -> pd.DataFrame:
         """The valid rungs of the ladder: on the virtual clock for an embedded engine, over HTTP for a real one."""
         driver = "virtual" if self.cluster.simulated else "locust"
@@ -98,7 +103,7 @@ def table(answers: list[Answer]) -> pd.DataFrame:
 def sentences(answers: list[Answer]) -> list[str]:
     """The verdict: one sentence a cluster, then the ratio of the first to each other one."""
     found = [_one(answer) for answer in answers]
-    known = [a for a in answers if a.users]
+    known = [a for a in answers if a.users and a.resolved]
     found += [ratio_sentence(known[0], other) for other in known[1:]]
     return found
 
@@ -109,6 +114,11 @@ def _one(answer: Answer) -> str:
         return (
             f"{name}: unresolved ({capacity.get('reason', 'the rungs do not decide')}). "
             f"Next: {capacity.get('next', 'run more rungs')}."
+        )
+    if not answer.resolved:
+        return (
+            f"{name}: unresolved, {answer.users:g} users at least as far as the rungs show ({answer.label}): "
+            f"{capacity.get('reason', 'the rungs do not decide')}. Next: {capacity.get('next') or 'run more rungs'}."
         )
     low, high = answer.interval or (answer.users, answer.users)
     level = 100 * capacity.get("level", 0.9)
@@ -181,8 +191,8 @@ class Cards:
         cards = []
         for position, answer in enumerate(self.answers):
             low, high = answer.interval or ("?", "?")
-            big = "unresolved" if answer.users is None else f"{answer.users:g} users"
-            text = f"{low:g} to {high:g}" if answer.interval else str(answer.capacity.get("reason", ""))
+            big = f"{answer.users:g} users" if answer.resolved else "unresolved"
+            text = f"{low:g} to {high:g}" if answer.resolved else str(answer.capacity.get("reason", ""))
             level = f"{answer.capacity.get('level', 0.9):.0%}"
             cards.append(
                 f'<div style="border-color:{style.cluster_colour(position)}">'
