@@ -34,8 +34,9 @@ def run(
     from spoc_lib.pipeline.runs import outputs_dir
     from spoc_lib.search.run import run_study
     from spoc_lib.search.workload import script_factory
+    from spoc_lib.workload.personas import with_persona_slos
 
-    spec, work = load_cluster(cluster), load_profile(profile)
+    spec, work = with_persona_slos(load_cluster(cluster)), load_profile(profile)
     folder = out or outputs_dir() / f"search-{spec.name}"
     result = run_study(spec, work, script_factory(spec, work, seed), folder, seed=seed, trials=trials,
                        confirm=confirm, progress=_progress)

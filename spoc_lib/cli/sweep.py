@@ -34,8 +34,9 @@ def run(
     from spoc_lib.pipeline.runs import outputs_dir
     from spoc_lib.sweep import run_sweep
     from spoc_lib.workload import build_script
+    from spoc_lib.workload.personas import with_persona_slos
 
-    spec, work = load_cluster(cluster), load_profile(profile)
+    spec, work = with_persona_slos(load_cluster(cluster)), load_profile(profile)
     named = _flags(flags or [])
     limit = int({**spec.flags, **named}.get("max_model_len") or load_model(spec.model).max_model_len)
 

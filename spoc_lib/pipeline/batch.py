@@ -73,8 +73,9 @@ def _run_one(cluster: str, arguments: list[str], say: Say) -> Outcome:
     return Outcome(cluster, result.get("run"), status, "" if status == 0 else last)
 
 
-def report(runs: list[str], *, profile: str = "", settings: Mapping[str, Any] | None = None, say: Say,
-           run_id: str = "") -> Run:
+def report(
+    runs: list[str], *, profile: str = "", settings: Mapping[str, Any] | None = None, say: Say, run_id: str = ""
+) -> Run:
     """Notebook 05 over finished runs, in a run folder of its own.
 
     profile: default the first run's own; settings: other parameters of the notebook by name.

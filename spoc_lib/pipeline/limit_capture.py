@@ -57,13 +57,28 @@ def captured(stage: Stage, users: int, origin: str) -> tuple[Path, str]:
         path = collect(output, stage.folder / "limit.sqlite", gpus)
     write_table(folder / "metrics.parquet", pause.without_gap(rung.metrics), METRICS)
     cost = tracing_cost(rung.chunks, window)
-    write_json(folder / "capture.json", {
-        "users": users, "gpus": gpus, "window_s": [window.opened_s, window.closed_s], "steady": window.steady,
-        "dcgm_gap_s": [pause.start_s, pause.end_s], "dcgm": pause.sentence, "cost": cost, "problems": rung.problems})
+    write_json(
+        folder / "capture.json",
+        {
+            "users": users,
+            "gpus": gpus,
+            "window_s": [window.opened_s, window.closed_s],
+            "steady": window.steady,
+            "dcgm_gap_s": [pause.start_s, pause.end_s],
+            "dcgm": pause.sentence,
+            "cost": cost,
+            "problems": rung.problems,
+        },
+    )
     steady = "once every user was answered" if window.steady else "though not every user was answered yet"
-    return path, " ".join((
-        f"Captured by nsys: {seconds:g} s of the engine at {users} users ({origin}), {steady}; "
-        f"all {gpus} GPUs are in it.", cost["sentence"], pause.sentence))
+    return path, " ".join(
+        (
+            f"Captured by nsys: {seconds:g} s of the engine at {users} users ({origin}), {steady}; "
+            f"all {gpus} GPUs are in it.",
+            cost["sentence"],
+            pause.sentence,
+        )
+    )
 
 
 def engine_ranges(stage: Stage) -> str:
@@ -75,8 +90,9 @@ def engine_ranges(stage: Stage) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     name, output, users = f"spoc{os.getpid()}", folder / "engine", stage.profile.http_users
     with launch(session.in_session(stage.cluster, name, folder), stage.flags(), folder / "server") as server:
-        window = Window(lambda: session.recording(name, output), users, 0.25 * stage.profile.http_rung_s,
-                        stage.profile.trace_s)
+        window = Window(
+            lambda: session.recording(name, output), users, 0.25 * stage.profile.http_rung_s, stage.profile.trace_s
+        )
         _load(stage, server, users, folder, window)
         report = await_report(output, timeout_s=60)
     return f"Beside it, over HTTP with {users} users: {session.heard(report)}"
@@ -123,8 +139,10 @@ class Window:
     def wait(self) -> None:
         """Until the window is closed; raises what went wrong in it."""
         if self._thread is None:
-            raise InputError("no-window", "the load ended before it was steady, so nothing was captured: see the "
-                             "engine's log beside the capture")
+            raise InputError(
+                "no-window",
+                "the load ended before it was steady, so nothing was captured: see the engine's log beside the capture",
+            )
         self._thread.join()
         if self._errors:
             raise self._errors[0]
@@ -147,9 +165,15 @@ def tracing_cost(chunks: pd.DataFrame, window: Window) -> dict[str, Any]:
     before = gaps[(ordered.time_s < window.opened_s) & gaps.notna()]
     inside = gaps[ordered.time_s.between(window.opened_s, window.closed_s) & gaps.notna()]
     if before.empty or inside.empty:
-        return {"untraced_itl_p50_s": None, "traced_itl_p50_s": None,
-                "sentence": "No stream ran both before and in the window, so the capture's cost is unknown."}
+        return {
+            "untraced_itl_p50_s": None,
+            "traced_itl_p50_s": None,
+            "sentence": "No stream ran both before and in the window, so the capture's cost is unknown.",
+        }
     untraced, traced = percentile(before.to_numpy(), 50), percentile(inside.to_numpy(), 50)
-    return {"untraced_itl_p50_s": untraced, "traced_itl_p50_s": traced,
-            "sentence": f"Median inter-token latency was {untraced * 1e3:.1f} ms before the window and "
-                        f"{traced * 1e3:.1f} ms in it: tracing costs {traced / untraced - 1:+.0%}."}
+    return {
+        "untraced_itl_p50_s": untraced,
+        "traced_itl_p50_s": traced,
+        "sentence": f"Median inter-token latency was {untraced * 1e3:.1f} ms before the window and "
+        f"{traced * 1e3:.1f} ms in it: tracing costs {traced / untraced - 1:+.0%}.",
+    }

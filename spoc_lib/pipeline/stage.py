@@ -188,7 +188,9 @@ def _prepare(stage: Stage) -> None:
 
 
 def _with_workload(cluster: config.Cluster, parameters: Common) -> config.Cluster:
-    """The cluster with the notebook's own personas and monorepo, where they are given."""
+    """The cluster with the notebook's own personas and monorepo, where they are given, and the personas' SLOs."""
+    from spoc_lib.workload.personas import with_persona_slos
+
     given = {"personas": getattr(parameters, "personas", ""), "corpus": getattr(parameters, "monorepo", "")}
     chosen = {name: os.path.expanduser(value) for name, value in given.items() if value}
-    return cluster.model_copy(update=chosen)
+    return with_persona_slos(cluster.model_copy(update=chosen))

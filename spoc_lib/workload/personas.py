@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from spoc_lib import config
-from spoc_lib.config import Slo
+from spoc_lib.config import Cluster, Slo
 from spoc_lib.core import yamlfile
 from spoc_lib.core.yamlfile import Strict
 from spoc_lib.workload.distributions import Distribution
@@ -114,6 +114,11 @@ class PersonaSet(Strict):
             raise ValueError(f"two have the same name: {', '.join(names)}")
         return personas
 
+    @property
+    def slos(self) -> list[Slo]:
+        """The personas' own SLOs, each on its persona; they join those of the cluster."""
+        return [slo.model_copy(update={"persona": one.name}) for one in self.personas for slo in one.slos]
+
     def persona(self, name: str) -> Persona:
         return next(persona for persona in self.personas if persona.name == name)
 
@@ -137,6 +142,12 @@ class RecordedSet(PersonaSet):
         described = yamlfile.parse(cls, document, "the recorded sessions")
         described._recorded = recorded
         return described
+
+
+def with_persona_slos(cluster: Cluster) -> Cluster:
+    """The cluster with the SLOs that its personas bring along beside its own."""
+    own = getattr(load_personas(cluster.personas), "slos", [])
+    return cluster.model_copy(update={"slos": [*cluster.slos, *own]})
 
 
 def load_personas(name_or_path: str) -> PersonaSet:

@@ -17,7 +17,8 @@ BINDING = {"persona": "all", "metric": "itl", "percentile": 95.0, "limit_s": 0.0
 def answer(cluster: str, users: int | None, interval: list, verdict: str = "resolved") -> Answer:
     capacity = {
         "max_users": users, "interval": interval, "level": 0.9, "verdict": verdict, "reason": "nothing was missed",
-        "next": "add rungs above 24 users", "binding": BINDING, "saturated": {"resource": "kv_blocks"}, "simulated": True,
+        "next": "add rungs above 24 users", "binding": BINDING, "saturated": {"resource": "kv_blocks"},
+        "simulated": True,
     }  # fmt: skip
     empty = [pd.DataFrame(columns=s.names) for s in (schemas.RUNGS, schemas.SLO_VERDICTS)]
     return Answer("run", Path("."), config.load_cluster(cluster), capacity, *empty, None, None, None, None)
