@@ -15,25 +15,20 @@ from numba import njit
 from spoc_lib.engine.fast_queues import heap_pop, heap_push
 from spoc_lib.engine.fast_schedule import apply, plan
 from spoc_lib.engine.fast_state import *
+from spoc_lib.engine.steptime_compiled import step_seconds
 
 #: Why `run` came back: the run is over; turns must be prepared (replies may wait for them); arrays must grow.
 OVER, PREPARE, GROW = range(3)
 
 
 @njit
-def step_seconds(batch, table):
-    """Duration of a planned step: the formula of `steptime_compiled`, term for term."""
-    c = table[2]
+def planned_seconds(batch, table):
+    """Duration of a planned step by the step-time model; 0 for a step without tokens."""
     tokens = int(batch[0])
     if tokens == 0:
         return 0.0
-    time = (table[0, tokens] + table[1, int(batch[9])] + c[0] + c[2] * batch[1] + c[3] * batch[2]
-            + c[4] * batch[3] + c[9] + c[10] * (batch[1] + batch[4]))
-    if batch[4] > 0:
-        time += (c[1] + c[5] * batch[5] + c[6] * batch[6] + c[7] * batch[7] + c[8] * batch[8] + c[11])
-        if time < c[12]:
-            time = c[12]
-    return time
+    return step_seconds(table, table[2], tokens, batch[1], batch[2], batch[3], batch[4], batch[5], batch[6], batch[7],
+                        batch[8], int(batch[9]))
 
 
 @njit
@@ -136,7 +131,7 @@ def _make_run(digest: int):
             b = s[S_PLAN_HEAD]
             step = s[S_STEPS]
             step_log[step, 0] = times[F_NOW]
-            times[F_NOW] += step_seconds(sums[b], table)
+            times[F_NOW] += planned_seconds(sums[b], table)
             step_log[step, 1] = times[F_NOW]
             step_log[step, 2:] = sums[b]
             s[S_STEPS] = step + 1
@@ -149,7 +144,9 @@ def _make_run(digest: int):
 
 def _digest() -> int:
     """A number that changes with any of the compiled sources."""
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("fast_*.py")))
+    folder = Path(__file__).parent
+    files = [*sorted(folder.glob("fast_*.py")), folder / "steptime_compiled.py"]
+    sources = b"".join(path.read_bytes() for path in files)
     return int.from_bytes(hashlib.blake2b(sources, digest_size=6).digest(), "little") | 1
 
 
