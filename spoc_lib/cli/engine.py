@@ -29,7 +29,7 @@ def replay(
 
     Example: spoc engine replay recordings/ --json -
     """
-    from spoc_lib.engine.replay import replay_files
+    from spoc_lib.engine.scheduling.replay import replay_files
 
     result = replay_files(files)
     text = f"{result['files']} files, {result['steps']} steps, {result['mismatches']} mismatches"

@@ -30,7 +30,7 @@ def accuracy(
 
     Example: spoc engine accuracy serving_points.csv --json -
     """
-    from spoc_lib.engine.accuracy import accuracy as run
+    from spoc_lib.engine.steptime.accuracy import accuracy as run
 
     result = run(points, model, calibration, exact)
     emit(result.to_dict(), json, "" if json == "-" else result.text())
@@ -61,8 +61,8 @@ def calibrate(
     """
     from spoc_lib.core.errors import InputError
     from spoc_lib.engine import calibration_file
-    from spoc_lib.engine.calibrate import calibrate as fit
-    from spoc_lib.engine.calibrate import calibrate_run
+    from spoc_lib.engine.steptime.calibrate import calibrate as fit
+    from spoc_lib.engine.steptime.calibrate import calibrate_run
 
     common = {
         "start_path": start, "title": title, "sources": source or [],
@@ -91,7 +91,7 @@ def calibrate(
 def _from_trace(trace: str, model: str, gpu: str | None, others: bool, common: dict):
     """A calibration from a decomposed kernel trace."""
     from spoc_lib.core.errors import InputError
-    from spoc_lib.engine.calibrate_steps import calibrate_steps
+    from spoc_lib.engine.steptime.calibrate_steps import calibrate_steps
     from spoc_lib.nsight import decompose, measured_steps
 
     if others or not gpu:

@@ -38,9 +38,9 @@ def serve(
     """
     from spoc_lib.config import load_cluster
     from spoc_lib.engine.embedded import EmbeddedEngine
-    from spoc_lib.engine.server import ServerOptions
-    from spoc_lib.engine.server import serve as run
-    from spoc_lib.engine.server_options import parse_engine_arguments, parse_throttle
+    from spoc_lib.engine.http.options import parse_engine_arguments, parse_throttle
+    from spoc_lib.engine.http.server import ServerOptions
+    from spoc_lib.engine.http.server import serve as run
 
     chosen = load_cluster(cluster)
     engine = EmbeddedEngine.from_cluster(chosen, parse_engine_arguments(context.args))

@@ -8,7 +8,7 @@ A script for another template shows in its prompt_tokens; then the template's to
 
 from __future__ import annotations
 
-from spoc_lib.engine.content import Piece
+from spoc_lib.engine.scheduling.content import Piece
 from spoc_lib.workload.script import Turn
 
 #: Streams of the driver's own are negative; scripts use positive ones.

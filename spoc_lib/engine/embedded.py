@@ -8,12 +8,12 @@ from typing import Any
 
 from spoc_lib.config import Cluster, GpuSpec, ModelSpec, load_gpu, load_model
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine import passport
 from spoc_lib.engine.batch import StepTime
-from spoc_lib.engine.core import EngineCore, check_retention, max_model_len
 from spoc_lib.engine.flags import EngineFlags, parse_flags
 from spoc_lib.engine.memory import kv_bits, num_kv_blocks
-from spoc_lib.engine.steptime import step_time_model
+from spoc_lib.engine.scheduling.core import EngineCore, check_retention, max_model_len
+from spoc_lib.engine.steptime import passport
+from spoc_lib.engine.steptime.model import step_time_model
 
 
 @dataclass(frozen=True)

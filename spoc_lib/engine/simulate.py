@@ -11,8 +11,8 @@ import yaml
 from spoc_lib.config import load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.stats import percentiles
-from spoc_lib.engine import passport
 from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.steptime import passport
 from spoc_lib.engine.virtual import VirtualRun, play
 from spoc_lib.workload import build_script
 

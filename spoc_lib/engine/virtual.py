@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine import fast
 from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.fast import play as fast
 from spoc_lib.engine.runlog import RunLog, chunks_table, requests_table, steps_table
 from spoc_lib.engine.virtual_metrics import metrics_table
 from spoc_lib.engine.virtual_plain import PlainRun

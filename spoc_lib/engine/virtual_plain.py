@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spoc_lib.engine.content import Piece, SymbolicContent
-from spoc_lib.engine.core import EngineCore, EngineLoop, StepResult
 from spoc_lib.engine.dialogue import Dialogue
-from spoc_lib.engine.request import ContextLengthError, QueueFullError
 from spoc_lib.engine.runlog import DONE, REFUSED, STEP_COLUMNS, WAITING, RunLog
+from spoc_lib.engine.scheduling.content import Piece, SymbolicContent
+from spoc_lib.engine.scheduling.core import EngineCore, EngineLoop, StepResult
+from spoc_lib.engine.scheduling.request import ContextLengthError, QueueFullError
 from spoc_lib.workload.script import ConversationScript, Turn, UserScript
 
 Frontend = Callable[[int], float]

@@ -17,7 +17,7 @@ from spoc_lib.core import schemas
 from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.core.files import read_json, write_json, write_text
 from spoc_lib.core.tables import read_table, write_table
-from spoc_lib.engine.marks import mark
+from spoc_lib.engine.http.marks import mark
 from spoc_lib.load import clientcheck
 from spoc_lib.load.endpoint import api_key, probe, reset_prefix_cache
 from spoc_lib.load.plan import LoadPlan

@@ -19,7 +19,7 @@ from spoc_lib.core.files import write_text
 from spoc_lib.core.schemas import METRICS, REQUESTS
 from spoc_lib.core.tables import write_table
 from spoc_lib.core.yamlfile import Strict
-from spoc_lib.engine.marks import mark
+from spoc_lib.engine.http.marks import mark
 from spoc_lib.telemetry.recorder import Recorder
 from spoc_lib.workload.script import ConversationScript
 

@@ -121,7 +121,7 @@ class _Sweep:
 
     def embedded(self, confirm_http: bool) -> SweepResult:
         from spoc_lib.engine.embedded import EmbeddedEngine
-        from spoc_lib.engine.passport import refuse
+        from spoc_lib.engine.steptime.passport import refuse
 
         engine = EmbeddedEngine.from_cluster(self.cluster, self.flags)
         engine.outside(strict=self.strict)

@@ -11,10 +11,10 @@ import pytest
 
 from spoc_lib.config import load_gpu, load_model
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine.accuracy import accuracy, flag_outliers
-from spoc_lib.engine.serving_loop import measure
-from spoc_lib.engine.serving_points import ServingPoint, read_points
-from spoc_lib.engine.steptime import step_time_model
+from spoc_lib.engine.steptime.accuracy import accuracy, flag_outliers
+from spoc_lib.engine.steptime.model import step_time_model
+from spoc_lib.engine.steptime.serving_loop import measure
+from spoc_lib.engine.steptime.serving_points import ServingPoint, read_points
 
 HEADER = "system,backend_version,isl,osl,tp_size,conc,ttft_ms_mean,tpot_ms\n"
 GPT_OSS = load_model("gpt-oss-120b")

@@ -11,14 +11,14 @@ import pytest
 
 from spoc_lib.config import load_gpu, load_model
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine import calibration_file
-from spoc_lib.engine.calibrate import calibrate
-from spoc_lib.engine.serving_points import ServingPoint
-from spoc_lib.engine.steptime import step_time_model
-from spoc_lib.engine.steptime_fit import predict, relative_errors, secant_least_squares
-from spoc_lib.engine.steptime_kernels import Shard, allreduce_seconds, expert_seconds, route_seconds
-from spoc_lib.engine.steptime_parameters import ROOFLINE, scaled
-from spoc_lib.engine.steptime_tables import fit_tables
+from spoc_lib.engine.steptime import calibration_file
+from spoc_lib.engine.steptime.calibrate import calibrate
+from spoc_lib.engine.steptime.fit import predict, relative_errors, secant_least_squares
+from spoc_lib.engine.steptime.kernels import Shard, allreduce_seconds, expert_seconds, route_seconds
+from spoc_lib.engine.steptime.model import step_time_model
+from spoc_lib.engine.steptime.parameters import ROOFLINE, scaled
+from spoc_lib.engine.steptime.serving_points import ServingPoint
+from spoc_lib.engine.steptime.tables import fit_tables
 
 GPT_OSS = load_model("gpt-oss-120b")
 TRUTH = scaled(ROOFLINE, {"expert_compute_efficiency": 0.6, "gap_us": 3.0, "expert_skew": 1.5, "frontend_us": 1.3})
@@ -91,7 +91,7 @@ def test_kernel_tables_alone_recover_their_parameters(tmp_path):
 
 
 def test_the_shipped_calibration_is_what_its_points_say(shared):
-    from spoc_lib.engine.serving_points import read_points
+    from spoc_lib.engine.steptime.serving_points import read_points
 
     calibration = calibration_file.load(calibration_file.path_of("gpt-oss-120b"))
     points = read_points(shared("data/silicon/gptoss120b_vllm_serving.csv"))

@@ -13,10 +13,10 @@ from spoc_lib.config import load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.schemas import METRICS, REQUESTS
 from spoc_lib.core.tables import write_table
-from spoc_lib.engine import calibration_file
 from spoc_lib.engine.embedded import EmbeddedEngine
-from spoc_lib.engine.steptime_parameters import scaled
-from spoc_lib.engine.steptime_run import read_run, run_errors
+from spoc_lib.engine.steptime import calibration_file
+from spoc_lib.engine.steptime.fit_run import read_run, run_errors
+from spoc_lib.engine.steptime.parameters import scaled
 from spoc_lib.engine.virtual import play
 from spoc_lib.workload import build_script
 from spoc_lib.workload.personas import load_personas

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core import schemas, tables
-from spoc_lib.engine import fast
 from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.fast import play as fast
 from spoc_lib.engine.flags import EngineFlags
 from spoc_lib.engine.runlog import DONE, REFUSED
-from spoc_lib.engine.steptime import step_time_model
+from spoc_lib.engine.steptime.model import step_time_model
 from spoc_lib.engine.virtual import VirtualRun, play
 from spoc_lib.workload.script import Segment, Turn
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine.content import Piece, SymbolicContent, TokenContent
-from spoc_lib.engine.core import EngineCore, EngineLoop
 from spoc_lib.engine.flags import EngineFlags
-from spoc_lib.engine.kv_cache import KVCache
 from spoc_lib.engine.memory import block_bytes, kv_windows, layer_groups, num_kv_blocks
-from spoc_lib.engine.request import ContextLengthError, QueueFullError, Status
-from spoc_lib.engine.steptime import step_time_model
+from spoc_lib.engine.scheduling.content import Piece, SymbolicContent, TokenContent
+from spoc_lib.engine.scheduling.core import EngineCore, EngineLoop
+from spoc_lib.engine.scheduling.kv_cache import KVCache
+from spoc_lib.engine.scheduling.request import ContextLengthError, QueueFullError, Status
+from spoc_lib.engine.steptime.model import step_time_model
 
 GPU = GpuSpec(name="test-gpu", title="test", source="made up", memory_gib=8, dram_bytes_per_s=1e12,
               bf16_flops_per_s=1e14, link_bytes_per_s=1e11)

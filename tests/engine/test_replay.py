@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine.replay import find_recordings, load_recording, replay, replay_files
+from spoc_lib.engine.scheduling.replay import find_recordings, load_recording, replay, replay_files
 
 CONFIG = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "block_size": 4, "num_blocks": 20, "max_model_len": 64,
           "enable_prefix_caching": True, "long_prefill_token_threshold": 0, "async_scheduling": False,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from spoc_lib.config import load_cluster
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine.server_options import parse_engine_arguments, parse_throttle
+from spoc_lib.engine.http.options import parse_engine_arguments, parse_throttle
 from spoc_lib.servers import launch
 from spoc_lib.workload.template import overhead_tokens
 from spoc_lib.workload.tokenizer import offline_tokenizer

@@ -19,7 +19,7 @@ from spoc_lib.engine.gpu_counters import (
     nvlink_bytes,
     tensor_flops,
 )
-from spoc_lib.engine.realtime import RealtimeEngine
+from spoc_lib.engine.http.realtime import RealtimeEngine
 
 MODEL, GPU = load_model("gpt-oss-120b"), load_gpu("h100-sxm")
 DECODE = Batch(64, 64, 64 * 20_000, 64 * 128, 0, 0, 0.0, 0.0, 0, 64)

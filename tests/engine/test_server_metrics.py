@@ -7,14 +7,14 @@ import re
 import pytest
 
 from spoc_lib.config import load_gpu, load_model
-from spoc_lib.engine.core import EngineCore, EngineLoop
-from spoc_lib.engine.dcgm_page import DcgmPage
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.flags import EngineFlags
 from spoc_lib.engine.gpu_counters import Throttle
-from spoc_lib.engine.metrics_page import MetricsPage, token_buckets
-from spoc_lib.engine.prometheus_text import Registry
-from spoc_lib.engine.realtime import Generation, RealtimeEngine
+from spoc_lib.engine.http.dcgm_page import DcgmPage
+from spoc_lib.engine.http.metrics_page import MetricsPage, token_buckets
+from spoc_lib.engine.http.prometheus_text import Registry
+from spoc_lib.engine.http.realtime import Generation, RealtimeEngine
+from spoc_lib.engine.scheduling.core import EngineCore, EngineLoop
 
 SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spoc_lib.engine.server_text import HashedContent, PromptEncoder, Reply, TokenCache, Words, prompt_identity
-from spoc_lib.engine.timer import Timer
+from spoc_lib.engine.http.text import HashedContent, PromptEncoder, Reply, TokenCache, Words, prompt_identity
+from spoc_lib.engine.http.timer import Timer
 from spoc_lib.workload import template
 from spoc_lib.workload.tokenizer import offline_tokenizer
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from spoc_lib.config import load_gpu, load_model
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine import passport
 from spoc_lib.engine.batch import Batch
-from spoc_lib.engine.steptime import CATEGORIES, StepTimeModel, step_time_model
-from spoc_lib.engine.steptime_compiled import COEFFICIENTS
-from spoc_lib.engine.steptime_kernels import experts_hit
+from spoc_lib.engine.steptime import passport
+from spoc_lib.engine.steptime.compiled import COEFFICIENTS
+from spoc_lib.engine.steptime.kernels import experts_hit
+from spoc_lib.engine.steptime.model import CATEGORIES, StepTimeModel, step_time_model
 
 GPT_OSS = load_model("gpt-oss-120b")
 PLACES = [("h100-sxm", 2), ("h100-sxm", 4), ("h200-sxm", 1), ("h200-sxm", 8)]

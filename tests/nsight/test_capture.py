@@ -17,7 +17,7 @@ import yaml
 from spoc_lib import config
 from spoc_lib.config import Engine
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine.marks import profiled
+from spoc_lib.engine.http.marks import profiled
 from spoc_lib.nsight import decompose, nvtx
 from spoc_lib.nsight.capture import under_nsys
 from spoc_lib.nsight.dcgmpause import Pause
@@ -31,7 +31,7 @@ from importlib.metadata import version
 from spoc_lib import config
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.kerneltrace import step_text
-from spoc_lib.engine.marks import mark
+from spoc_lib.engine.http.marks import mark
 
 engine = EmbeddedEngine.from_cluster(config.load_cluster("sim-2xh200"))
 core = engine.core()

@@ -10,12 +10,12 @@ import pytest
 
 from spoc_lib import cli, config
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine import calibration_file
 from spoc_lib.engine.batch import Batch
-from spoc_lib.engine.calibrate_steps import GROUPS, calibrate_steps, predict_steps
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.kerneltrace import write_trace
-from spoc_lib.engine.steptime_parameters import scaled
+from spoc_lib.engine.steptime import calibration_file
+from spoc_lib.engine.steptime.calibrate_steps import GROUPS, calibrate_steps, predict_steps
+from spoc_lib.engine.steptime.parameters import scaled
 from spoc_lib.nsight import decompose, measured_steps
 
 #: How the traced machine differs from the shipped calibration.

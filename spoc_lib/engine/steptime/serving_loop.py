@@ -1,0 +1,222 @@
+"""A closed-loop benchmark against the twin: mean TTFT and TPOT of one serving point.
+
+`on_core` drives the engine's core step by step. `compiled` takes the same decisions from sums alone, where nothing
+can be preempted: hundreds of times faster, and held equal to `on_core` by a test. `measure` chooses.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numba
+import numpy as np
+
+from spoc_lib.config import GpuSpec, ModelSpec
+from spoc_lib.engine.flags import EngineFlags
+from spoc_lib.engine.memory import kv_windows, num_kv_blocks
+from spoc_lib.engine.scheduling.content import Piece, SymbolicContent
+from spoc_lib.engine.scheduling.core import EngineCore, EngineLoop
+from spoc_lib.engine.steptime import serving_points
+from spoc_lib.engine.steptime.compiled import CompiledStep, step_seconds
+from spoc_lib.engine.steptime.model import StepTimeModel
+from spoc_lib.engine.steptime.parameters import Parameters
+from spoc_lib.engine.steptime.serving_points import ServingPoint
+
+
+def flags_of(point: ServingPoint, model: ModelSpec) -> EngineFlags:
+    """The server's flags in the benchmark."""
+    return EngineFlags(
+        max_num_batched_tokens=serving_points.MAX_NUM_BATCHED_TOKENS, max_num_seqs=point.concurrency,
+        gpu_memory_utilization=serving_points.GPU_MEMORY_UTILIZATION, enable_prefix_caching=False,
+        tensor_parallel_size=point.gpu_count,
+        max_model_len=min(model.max_model_len, point.prompt + point.output + 1))
+
+
+def served_by(point: ServingPoint, step_time: StepTimeModel) -> StepTimeModel:
+    """`step_time` with the step overhead of the release that served `point`."""
+    if not point.earlier_release:
+        return step_time
+    p = step_time.parameters
+    return step_time.with_parameters(p.model_copy(update={"gap_us": p.gap_us + p.earlier_release_gap_us}))
+
+
+def measure(point: ServingPoint, model: ModelSpec, gpu: GpuSpec, step_time: StepTimeModel,
+            exact: bool = False) -> tuple[float, float]:
+    """(mean TTFT, mean TPOT) in seconds, as the twin gives them; `step_time` is the server's (see `served_by`).
+
+    exact: on the core even where sums suffice. InputError when the model does not fit or a request exceeds
+    the context limit.
+    """
+    flags = flags_of(point, model)
+    blocks = num_kv_blocks(flags, model, gpu, point.gpu_count)
+    prompts, outputs = point.lengths()
+    if exact or not _always_fits(flags, model, blocks, prompts, outputs):
+        return on_core(EngineCore(flags, model, blocks, step_time), prompts, outputs, step_time.parameters)
+    step = step_time.compiled(flags.max_num_batched_tokens)
+    return compiled(step, prompts, outputs, flags, model, step_time.parameters)
+
+
+def _always_fits(flags: EngineFlags, model: ModelSpec, blocks: int, prompts: np.ndarray, outputs: np.ndarray) -> bool:
+    """Whether even the longest requests at once leave blocks free, whatever the groups' windows save."""
+    longest = int((prompts + outputs).max()) + 2 * flags.max_num_batched_tokens // flags.max_num_seqs
+    each = len(kv_windows(model)) * (longest // flags.block_size + 2)
+    return flags.max_num_seqs * each < blocks
+
+
+def _frontend(parameters: Parameters) -> tuple[float, float, float]:
+    return (parameters.frontend_us * 1e-6, parameters.frontend_token_us * 1e-6,
+            parameters.client_turnaround_us * 1e-6)
+
+
+def on_core(core: EngineCore, prompts: np.ndarray, outputs: np.ndarray, parameters: Parameters
+            ) -> tuple[float, float]:
+    """The benchmark against the plain core, `core.flags.max_num_seqs` requests at a time."""
+    fixed, per_token, turnaround = _frontend(parameters)
+    count, slots = len(prompts), min(core.flags.max_num_seqs, len(prompts))
+    send, first, end = np.zeros(count), np.zeros(count), np.zeros(count)
+    arrivals = [(fixed + per_token * prompts[i], i) for i in range(slots)]
+    heapq.heapify(arrivals)
+    loop, now, following = EngineLoop(core), 0.0, slots
+    while True:
+        while arrivals and arrivals[0][0] <= now:
+            _, i = heapq.heappop(arrivals)
+            content = SymbolicContent([Piece(i, 0, int(prompts[i] + outputs[i]))], core.flags.block_size)
+            core.add_request(str(i), content, int(outputs[i]), num_prompt=int(prompts[i]))
+        step_end = loop.start(now)
+        if step_end is None:
+            if not arrivals:
+                break
+            now = arrivals[0][0]
+            continue
+        now = step_end
+        for one in loop.finish().outputs:
+            i = int(one.request_id)
+            if one.num_output == 1:
+                first[i] = now
+            if one.finish_reason:
+                end[i] = now
+                if following < count:
+                    send[following] = now + turnaround
+                    arrival = send[following] + fixed + per_token * prompts[following]
+                    heapq.heappush(arrivals, (arrival, following))
+                    following += 1
+    return float((first - send).mean()), float(((end - first) / (outputs - 1)).mean())
+
+
+def compiled(step: CompiledStep, prompts: np.ndarray, outputs: np.ndarray, flags: EngineFlags, model: ModelSpec,
+             parameters: Parameters) -> tuple[float, float]:
+    """The same from sums alone; right where no request ever lacks a block and no prompt has a cached prefix."""
+    window = model.sliding_window or model.max_model_len
+    send, first, end = _closed_loop(step.table, step.coeffs, prompts, outputs, flags.max_num_seqs,
+                                    flags.max_num_batched_tokens, window, flags.async_scheduling,
+                                    *_frontend(parameters))
+    return float((first - send).mean()), float(((end - first) / (outputs - 1)).mean())
+
+
+@numba.njit(cache=False, nogil=True)
+def _window_pairs(before, tokens, window):
+    growing = max(0, min(before + tokens, window) - before)
+    return growing * (before + (growing + 1) / 2) + (tokens - growing) * window
+
+
+@numba.njit(cache=False, nogil=True)
+def _closed_loop(table, coeffs, prompts, outputs, slots, budget, window, asynchronous, fixed, per_token,
+                 turnaround):
+    """Send, first-token and end time of every request, seconds. A step is planned when the one before it starts
+    (asynchronous scheduling), so it holds the requests that had arrived by then."""
+    count = len(prompts)
+    slots = min(slots, count)
+    send, first, end, arrival = np.zeros(count), np.zeros(count), np.zeros(count), np.empty(count)
+    for i in range(slots):
+        arrival[i] = fixed + per_token * prompts[i]
+    queue = np.empty(count, np.int64)  # requests in order of arrival; those before `head` are admitted
+    queue[:slots] = np.argsort(arrival[:slots], kind="mergesort")  # equal arrivals: in order of sending
+    head, tail, following, finished = 0, slots, slots, 0
+    decoding = np.full(slots, -1, np.int64)  # request in each decode slot, -1: free
+    left, context = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+    completed = np.empty(slots, np.int64)  # prompts that this step completes
+    partial, computed = -1, 0  # the one prompt that an exhausted budget left unfinished
+    decodes, decode_context, decode_window, prefilling = 0, 0, 0, 0
+    now, planned = 0.0, 0.0
+    while finished < count:
+        if partial < 0 and head == tail and decodes > 0 and decode_window == decodes * window:
+            # nobody waits and nobody comes before the next finish: steps differ by their context alone
+            ahead = np.min(np.where(decoding >= 0, left, np.iinfo(np.int64).max)) - 1
+            if ahead > 0:
+                seconds = step_seconds(table, coeffs, decodes, decodes, decode_context, decode_window, 0, 0, 0.0,
+                                       0.0, 0, decodes)
+                now += ahead * seconds + coeffs[3] * decodes * (ahead * (ahead - 1) / 2)
+                decode_context += decodes * ahead
+                context += np.where(decoding >= 0, ahead, 0)
+                left -= np.where(decoding >= 0, ahead, 0)
+                planned = now
+        room, prefills, prefill_tokens, cached, ncompleted = budget - decodes, 0, 0, 0, 0
+        pairs, window_pairs = 0.0, 0.0
+        while room > 0:
+            if partial >= 0:
+                request, before = partial, computed
+            elif head < tail and decodes + prefilling < slots and arrival[queue[head]] <= planned:
+                request, before = queue[head], 0
+                head += 1
+                prefilling += 1
+            else:
+                break
+            tokens = min(prompts[request] - before, room)
+            room -= tokens
+            prefills += 1
+            prefill_tokens += tokens
+            cached += before
+            pairs += tokens * (before + (tokens + 1) / 2)
+            window_pairs += _window_pairs(before, tokens, window)
+            if before + tokens == prompts[request]:
+                completed[ncompleted] = request
+                ncompleted += 1
+                partial = -1
+            else:
+                partial, computed = request, before + tokens
+        if decodes + prefill_tokens == 0:
+            now = max(now, arrival[queue[head]])
+            planned = now
+            continue
+        seconds = step_seconds(table, coeffs, decodes + prefill_tokens, decodes, decode_context, decode_window,
+                               prefills, prefill_tokens, pairs, window_pairs, cached, decodes + ncompleted)
+        planned = now if asynchronous else now + seconds
+        now += seconds
+        if decodes > 0:
+            for slot in range(slots):
+                request = decoding[slot]
+                if request < 0:
+                    continue
+                decode_context += 1
+                if context[slot] < window:
+                    decode_window += 1
+                context[slot] += 1
+                left[slot] -= 1
+                if left[slot] == 0:
+                    decoding[slot] = -1
+                    decodes -= 1
+                    decode_context -= context[slot]
+                    decode_window -= min(context[slot], window)
+                    finished += 1
+                    end[request] = now
+                    if following < count:
+                        send[following] = now + turnaround
+                        arrival[following] = send[following] + fixed + per_token * prompts[following]
+                        place = tail
+                        while place > head and arrival[queue[place - 1]] > arrival[following]:
+                            queue[place] = queue[place - 1]
+                            place -= 1
+                        queue[place] = following
+                        tail += 1
+                        following += 1
+        for k in range(ncompleted):
+            request = completed[k]
+            first[request] = now
+            prefilling -= 1
+            slot = np.argmin(decoding)
+            decoding[slot] = request
+            left[slot], context[slot] = outputs[request] - 1, prompts[request] + 1
+            decodes += 1
+            decode_context += context[slot]
+            decode_window += min(context[slot], window)
+    return send, first, end
