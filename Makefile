@@ -42,8 +42,9 @@ golden: $(VENV)/.installed .venv-vllm/.installed ## fresh schedules from the rea
 peers: $(VENV)/.installed ## the openai client, guidellm and aiperf, unchanged, against the embedded engine (own environments)
 	$(BIN)/python benchmarks/peers.py
 
-lint: $(VENV)/.installed ## ruff over the code
+lint: $(VENV)/.installed ## ruff and mypy over the code
 	$(BIN)/ruff check spoc_lib tests benchmarks
+	$(BIN)/mypy
 
 environment.yml: pyproject.toml spoc_lib/core/environment.py $(VENV)/.installed ## conda's list of packages, from pyproject.toml
 	$(BIN)/python -m spoc_lib.core.environment > $@
