@@ -10,7 +10,13 @@ from pathlib import Path
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.template import Overhead, measured_overhead
-from spoc_lib.workload.tokenizer import RemoteTokenizer
+from spoc_lib.workload.tokenizer import RemoteTokenizer, Tokenizer, offline_tokenizer
+
+#: Text in which two vocabularies, or two ways to split before them, would part: code, numbers, several scripts.
+SAMPLE = """def softmax(x: np.ndarray, axis=-1):  # 1e-12 keeps 0/0 away\n\tpeak = x.max(axis=axis, keepdims=True)\n
+    return {"α": 0.25, 'naïve': "übermäßig", "値": 12345678, "ключ": [None] * 3}\n\n\n
+if __name__ == '__main__':\r\n        assert isn't_it(3.14159) != 0xDEADBEEF; print(f"{x!r:>10}\\n")   \n
+HTTPServerError: GET https://example.org/a/b?c=d&e=%20f 503 (Service Unavailable) — re-try… 🚀 don't WE'LL\n"""
 
 
 @dataclass(frozen=True)
@@ -24,10 +30,16 @@ class Target:
 
 def measure_target(base_url: str, model: str, monorepo: str | Path | None = None, *, api_key: str | None = None,
                    headers: Mapping[str, str] | None = None, verify_tls: bool = True) -> Target:
-    """Ask the server at `base_url` (vLLM's `/tokenize`); InputError when it does not answer or has no tokenizer."""
-    tokenizer = RemoteTokenizer(base_url, model, api_key=api_key, headers=headers, verify_tls=verify_tls)
-    overhead = measured_overhead(tokenizer.count_messages, tokenizer.count)
-    return Target(Corpus.from_directory(monorepo, tokenizer), overhead, tokenizer.max_model_len)
+    """Ask the server at `base_url` (vLLM's `/tokenize`); InputError when it does not answer or has no tokenizer.
+
+    A server that encodes as the offline tokenizer does is asked no further: its texts are cut here. Each question
+    would go through the server under load, and a user would wait for the answers instead of thinking.
+    """
+    remote = RemoteTokenizer(base_url, model, api_key=api_key, headers=headers, verify_tls=verify_tls)
+    overhead = measured_overhead(remote.count_messages, remote.count)
+    offline = offline_tokenizer()
+    tokenizer: Tokenizer = offline if remote.encode(SAMPLE) == offline.encode(SAMPLE) else remote
+    return Target(Corpus.from_directory(monorepo, tokenizer), overhead, remote.max_model_len)
 
 
 def tokenizer_refusal(base_url: str, model: str, api_key: str | None = None) -> str | None:

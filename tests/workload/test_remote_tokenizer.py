@@ -14,10 +14,12 @@ from spoc_lib.workload import build_script, load_personas, template
 from spoc_lib.workload.audit import audit
 from spoc_lib.workload.messages import Conversation
 from spoc_lib.workload.target import measure_target
-from spoc_lib.workload.tokenizer import RemoteTokenizer
+from spoc_lib.workload.tokenizer import RemoteTokenizer, offline_tokenizer
 
 PIECES = re.compile(r" ?[A-Za-z]{1,9}|\d| ?[^\sA-Za-z\d]{1,2}|\n+|[ \t]+(?=\S)|\s")
 WORDS: list[str] = []
+TEXT = ("def join the words of a line into one text and count them all again\n    return total\n"
+        "for each user in the list we ask how many tokens this prompt has now\n" * 30)
 
 
 def encode(text: str) -> list[int]:
@@ -64,9 +66,7 @@ def tokenizer():
 
 
 def test_prompts_are_exact_in_the_servers_tokens(tokenizer, tmp_path):
-    (tmp_path / "a.py").write_text("def join the words of a line into one text and count them all again\n"
-                                   "    return total\n"
-                                   "for each user in the list we ask how many tokens this prompt has now\n" * 30)
+    (tmp_path / "a.py").write_text(TEXT)
     target = measure_target(tokenizer.base_url, "tiny", tmp_path)
     assert target.corpus.summary()["tokenizer"].startswith("tiny@") and target.corpus.seam_error_ratio() < 0.005
     assert (target.overhead, target.context_limit) == (template.Overhead(3, 5), 4096)
@@ -78,6 +78,22 @@ def test_prompts_are_exact_in_the_servers_tokens(tokenizer, tmp_path):
         assert tokenizer.count_messages(messages) == pytest.approx(turn.prompt_tokens, rel=0.005)
     gates = {gate.name: gate for gate in audit(script, loaded, target.corpus, 20, 5, sample_users=2).gates}
     assert gates["exact sizes"].passed and gates["common ground in the text"].passed
+
+
+def test_a_server_with_the_offline_vocabulary_is_not_asked_for_each_text(tokenizer, tmp_path, monkeypatch):
+    offline, asked = offline_tokenizer(), []
+
+    def encode_as_offline(text: str) -> list[int]:
+        asked.append(text)
+        return offline.encode(text)
+
+    monkeypatch.setitem(globals(), "encode", encode_as_offline)
+    (tmp_path / "a.py").write_text(TEXT)
+    target = measure_target(tokenizer.base_url, "tiny", tmp_path)
+    questions = len(asked)
+    assert target.corpus.tokenizer.name == offline.name and target.overhead == template.Overhead(3, 5)
+    assert offline.count(target.corpus.stream_text(7, 100)) == 100
+    assert len(asked) == questions < 12
 
 
 def test_unreachable_server():
