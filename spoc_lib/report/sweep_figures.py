@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from spoc_lib.config import Slo
+from spoc_lib.config import SHARES, Slo
 from spoc_lib.report import style
 from spoc_lib.report.tables import column, label
 
@@ -190,15 +190,25 @@ def timeline(metrics: pd.DataFrame, window: tuple[float, float] | None = None) -
     )
 
 
+def _time_text(seconds: float) -> str:
+    if pd.isna(seconds):
+        return ""
+    return "∞" if seconds == float("inf") else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+
+
 def slo_matrix(slo: pd.DataFrame, personas: pd.DataFrame) -> go.Figure:
     """Verdict by SLO and users, then by persona, as coloured cells with the value in them. Both: table SLO_VERDICTS."""
     part = pd.concat([personas, slo], ignore_index=True)
     part = part[part["driver"] == slo["driver"].iloc[0]].copy()
-    part["name"] = part["persona"] + " " + part["metric"] + " p" + part["percentile"].map("{:g}".format)
+    share = part["metric"].isin(SHARES)
+    percentile = (" p" + part["percentile"].map("{:g}".format)).mask(share, "")
+    part["name"] = part["persona"] + " " + part["metric"] + percentile
+    part["text"] = part["value_s"].map(_time_text).mask(share, part["beyond_ratio"].map("{:.1%} beyond".format))
     codes = {"met": 0, "undecided": 1, "missed": 2}
     part["code"] = part["verdict"].map(codes).fillna(1)
     grid = part.pivot_table(index="name", columns="users", values="code", aggfunc="max")
-    values = part.pivot_table(index="name", columns="users", values="value_s", aggfunc="median")
+    worst = part.sort_values("code", kind="stable")
+    text = worst.pivot_table(index="name", columns="users", values="text", aggfunc="last").reindex_like(grid)
     scale = [
         (0, style.GREEN),
         (0.33, style.GREEN),
@@ -207,15 +217,12 @@ def slo_matrix(slo: pd.DataFrame, personas: pd.DataFrame) -> go.Figure:
         (0.67, style.RED),
         (1, style.RED),
     ]
-    text = values.map(
-        lambda v: "" if pd.isna(v) else ("∞" if v == float("inf") else f"{v:.2f} s" if v >= 1 else f"{v * 1e3:.0f} ms")
-    )
     figure = go.Figure(
         go.Heatmap(
             z=grid.values,
             x=[str(u) for u in grid.columns],
             y=list(grid.index),
-            text=text.values,
+            text=text.fillna("").values,
             texttemplate="%{text}",
             colorscale=scale,
             zmin=0,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from spoc_lib.config import Cluster, load_cluster
+from spoc_lib.config import SHARES, Cluster, load_cluster
 from spoc_lib.core import schemas
 from spoc_lib.core.files import read_json
 from spoc_lib.core.tables import read_table
@@ -126,10 +126,9 @@ def _one(answer: Answer) -> str:
     binding = capacity.get("binding")
     if binding:
         who = "all personas" if binding["persona"] == "all" else f"persona {binding['persona']}"
-        text += (
-            f"; the limit that breaks first is {binding['metric'].upper()} p{binding['percentile']:g} of {who} "
-            f"at {_time(binding['limit_s'])}"
-        )
+        metric = f"{binding['metric'].upper()} p{binding['percentile']:g} of {who} at {_time(binding['limit_s'])}" \
+            if binding["metric"] not in SHARES else binding["name"]
+        text += f"; the limit that breaks first is {metric}"
     saturated = (capacity.get("saturated") or {}).get("resource")
     if saturated and saturated != "unknown":
         text += f"; what saturates is {saturated.replace('_', ' ')}"
@@ -208,8 +207,8 @@ class Cards:
 
 def _binding(answer: Answer) -> str:
     binding = answer.capacity.get("binding")
-    return (
-        f"limited by {binding['metric'].upper()} p{binding['percentile']:g} <= {_time(binding['limit_s'])}"
-        if binding
-        else ""
-    )
+    if not binding:
+        return ""
+    if binding["metric"] in SHARES:
+        return f"limited by {binding['name']}"
+    return f"limited by {binding['metric'].upper()} p{binding['percentile']:g} <= {_time(binding['limit_s'])}"

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from spoc_lib.core.errors import SpocError
 from spoc_lib.search.space import Flags
 from spoc_lib.sweep.interval import weighted_percentile
+from spoc_lib.sweep.rung import pressure
 from spoc_lib.sweep.slo import RungSamples
 
 #: Above this share of failed requests p95 is a failure itself: the trial has collapsed.
@@ -124,9 +125,8 @@ def constraints(slo: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """SLO name -> value / limit - 1. An SLO whose value is infinite counts as missed a hundred times over."""
     found: dict[str, float] = {}
     for verdict in slo:
-        value = verdict["value_s"]
-        if value is None or math.isnan(value):
+        if not verdict["samples"]:
             continue  # no request of that persona in the window: the SLO is neither met nor missed
         name = f"{verdict['persona']} {verdict['metric']} p{verdict['percentile']:g}"
-        found[name] = min(value / verdict["limit_s"] - 1.0, 100.0)
+        found[name] = min(pressure(verdict) - 1.0, 100.0)
     return found

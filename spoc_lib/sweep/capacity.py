@@ -15,7 +15,7 @@ from spoc_lib.core.files import read_json
 from spoc_lib.core.schemas import RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import read_table
 from spoc_lib.sweep.fit import Crossing, cross, margins
-from spoc_lib.sweep.rung import slo_name
+from spoc_lib.sweep.rung import name_of, pressure
 
 #: An interval wider than this, relative to the capacity, is no answer yet.
 WIDEST = 0.5
@@ -83,15 +83,16 @@ def binding_slo(crossing: Crossing, slo: pd.DataFrame) -> dict[str, Any] | None:
     """The SLO that crosses first, with its value at the valid rung nearest to the capacity."""
     if not len(slo):
         return None
-    named = slo.assign(name=[slo_name(row) for row in slo.to_dict("records")])
+    named = slo.assign(name=[name_of(row) for row in slo.to_dict("records")],
+                       pressure=[pressure(row) for row in slo.to_dict("records")])
     name = crossing.binding
     if name is None:  # nothing crosses: the one that comes nearest to its limit
-        name = named.assign(pressure=named["value_s"] / named["limit_s"]).sort_values("pressure")["name"].iloc[-1]
+        name = named.sort_values("pressure", kind="stable")["name"].iloc[-1]
     edge = crossing.users if math.isfinite(crossing.users) else named["users"].max()
     rows = named[named["name"] == name]
     row = rows.loc[(rows["users"] - edge).abs().idxmin()]
     return {key: row[key] for key in ("persona", "metric", "percentile", "limit_s", "value_s", "low_s", "high_s",
-                                      "users", "name")}
+                                      "beyond_ratio", "users", "name")}
 
 
 def _brief(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from spoc_lib.config import slo_name
+
 #: Log-odds are cut here: a share of all or nothing has none.
 EXTREME = 7.0
 #: A margin that climbs more than this from one rung to the next (the odds of a miss twelvefold) is a cliff.
@@ -76,7 +78,7 @@ def margins(verdicts: pd.DataFrame, level: float) -> list[Margins]:
         up = np.where(high >= EXTREME, np.maximum(down, up), up)
         least = 1e-3
         found.append(Margins(
-            f"{persona} {metric} p{percentile:g} <= {limit_s:g} s", rows["users"].to_numpy(float),
+            slo_name(persona, metric, percentile, limit_s), rows["users"].to_numpy(float),
             centre - float(_log_odds(np.array(1 - percentile / 100))),
             np.clip(down, least, EXTREME), np.clip(up, least, EXTREME)))
     return found
@@ -124,7 +126,7 @@ def cross(all_margins: list[Margins], level: float = 0.9, *, shared_noise: bool 
     points, brackets = {}, {}
     for one in all_margins:
         points[one.name], brackets[one.name] = _point(one, _weights(one))
-    binding = min(points, key=points.get)
+    binding = min(points, key=lambda name: points[name])
     users = points[binding]
     lows, highs = draw(all_margins, shared_noise=shared_noise, seed=seed)
     tail = (1 - level) / 2

@@ -13,11 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from spoc_lib.config import Slo
+from spoc_lib.config import SHARES, Slo
 from spoc_lib.core.errors import InputError
 from spoc_lib.sweep.drivers import RungRecord, Timing, virtual_rung
 from spoc_lib.sweep.interval import weighted_percentile
-from spoc_lib.sweep.slo import RungSamples
+from spoc_lib.sweep.slo import SHARE_MARK, RungSamples
 from spoc_lib.workload.script import ConversationScript
 
 #: The bracket at which a bisection stops, relative to its upper end.
@@ -32,7 +32,8 @@ STRIDE = 0.08
 class QuickCapacity:
     """users: the most that met every SLO (0: not even one); missed: the fewest that did not (None: up to
     `MOST_USERS` all are met); binding: name of the SLO that was furthest beyond its limit there; rungs: one row a
-    number of users tried (users, met, and the percentile of each SLO by its name, in seconds); passport: the
+    number of users tried (users, met, and the percentile of each SLO by its name, in seconds; of an SLO on a share of
+    requests: 0 where it is met, else inf); passport: the
     engine's, `outside` being that of the rung at `users`."""
 
     users: int
@@ -70,16 +71,21 @@ def quick_capacity(engine: Any, script: ConversationScript, slos: Sequence[Slo],
             record = play(users)
             values = percentiles(record, slos)
             outside[users] = record.outside
-            rows[users] = {"users": users, "met": all(values[slo.name] <= slo.limit_s for slo in slos), **values}
+            rows[users] = {"users": users, "met": all(values[slo.name] <= _limit(slo) for slo in slos), **values}
         return rows[users]["met"]
 
     low, high = bracket(met, near, tolerance)
     ordered = pd.DataFrame([rows[users] for users in sorted(rows)])
     binding = None
     if high is not None:
-        binding = max(slos, key=lambda slo: rows[high][slo.name] / slo.limit_s).name
+        binding = max(slos, key=lambda slo: rows[high][slo.name] / _limit(slo)).name
     return QuickCapacity(low, high, binding, ordered,
                          engine.passport() | {"outside": outside.get(low, engine.outside())})
+
+
+def _limit(slo: Slo) -> float:
+    """What a sample must not be beyond."""
+    return SHARE_MARK if slo.metric in SHARES else slo.limit_s
 
 
 def percentiles(record: RungRecord, slos: Sequence[Slo]) -> dict[str, float]:
@@ -87,8 +93,8 @@ def percentiles(record: RungRecord, slos: Sequence[Slo]) -> dict[str, float]:
     samples = RungSamples(record.requests, record.chunks, record.window, record.end_s)
     found = {}
     for slo in slos:
-        values = samples.of(slo)
-        found[slo.name] = weighted_percentile(values, slo.percentile) if len(values) else float("inf")
+        values = samples.of(slo, slos)
+        found[slo.name] = weighted_percentile(values, slo.within_percent) if len(values) else float("inf")
     return found
 
 

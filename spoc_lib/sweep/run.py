@@ -29,7 +29,7 @@ from spoc_lib.sweep.drivers import FreshUsers, RungRecord, ScriptFactory, Timing
 from spoc_lib.sweep.fit import Crossing
 from spoc_lib.sweep.ladder import Ladder
 from spoc_lib.sweep.saturation import Saturation, saturation
-from spoc_lib.sweep.slo import check_personas
+from spoc_lib.sweep.slo import check_slos
 from spoc_lib.telemetry.story import Story, build
 
 #: Salts of rungs that are not on the ladder.
@@ -96,7 +96,7 @@ def run_sweep(cluster: Cluster, profile: Profile, flags: Mapping[str, Any], fold
     """
     sweep = _Sweep(cluster, profile, dict(flags), Path(folder), FreshUsers(script_factory), seed,
                    progress or (lambda text: None), strict)
-    check_personas(cluster.slos, sweep.users.personas)
+    check_slos(cluster.slos, sweep.users.personas)
     return sweep.embedded(confirm_http) if cluster.engine.kind == "embedded" else sweep.real()
 
 

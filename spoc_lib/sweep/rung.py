@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from spoc_lib.config import Slo
+from spoc_lib.config import SHARES, Slo, slo_name
 from spoc_lib.sweep.interval import weighted_percentile
 from spoc_lib.sweep.occupancy import Occupancy, occupancy
 from spoc_lib.sweep.slo import LEVEL, RungSamples, evaluate
@@ -69,9 +70,17 @@ def overall(verdicts: Sequence[dict]) -> str:
     return "met" if found <= {"met"} else "undecided"
 
 
-def slo_name(row: dict) -> str:
-    """`planner ttft p95 <= 5 s`, as `config.Slo.name` has it."""
-    return f"{row['persona']} {row['metric']} p{row['percentile']:g} <= {row['limit_s']:g} s"
+def name_of(row: Mapping[str, Any]) -> str:
+    """`planner ttft p95 <= 5 s`, as `config.Slo.name` has it, from a row of SLO_VERDICTS."""
+    return slo_name(row["persona"], row["metric"], row["percentile"], row["limit_s"])
+
+
+def pressure(row: Mapping[str, Any]) -> float:
+    """How near to its limit an SLO_VERDICTS row is (1: there): the percentile over the limit; for a share of requests,
+    the share beyond over the share allowed. -inf without samples."""
+    value = row["beyond_ratio"] / (1 - row["percentile"] / 100) if row["metric"] in SHARES else \
+        row["value_s"] / row["limit_s"]
+    return -math.inf if math.isnan(value) else float(value)
 
 
 def _bounds(requests: pd.DataFrame, window: tuple[float, float], start_s: float | None,
@@ -103,7 +112,7 @@ def _rates(samples: RungSamples, chunks: pd.DataFrame) -> dict:
 def _latencies(samples: RungSamples, slos: Sequence[Slo]) -> dict:
     """Percentiles over everybody, censored requests decided at the loosest limit that an SLO sets for the
     metric."""
-    row = {}
+    row: dict[str, float] = {}
     for metric, percents in (("ttft", (50, 95, 99)), ("itl", (50, 95, 99)), ("tpot", (50, 95))):
         limit = max((slo.limit_s for slo in slos if slo.metric == metric), default=None)
         found = samples.samples(metric, limit_s=limit)
@@ -144,16 +153,21 @@ def _invalid(row: dict, counted: Occupancy, samples: RungSamples) -> list[str]:
 
 def _binding(verdicts: Sequence[dict]) -> str | None:
     """The SLO nearest to its limit, or furthest beyond it."""
-    def pressure(row: dict) -> float:
-        return -math.inf if math.isnan(row["value_s"]) else row["value_s"] / row["limit_s"]
-
-    return slo_name(max(verdicts, key=pressure)) if verdicts else None
+    return name_of(max(verdicts, key=pressure)) if verdicts else None
 
 
 def _reason(verdicts: Sequence[dict]) -> str:
-    def says(row: dict) -> str:
-        value, low, high = (f"{row[name]:.3g}".replace("inf", "∞") for name in ("value_s", "low_s", "high_s"))
-        return f"{slo_name(row)}: {value} s ({low} to {high})"
-
     open_ones = [says(row) for row in verdicts if row["verdict"] != "met"]
     return "; ".join(open_ones) if open_ones else "every SLO is met with its whole interval"
+
+
+def says(row: Mapping[str, Any]) -> str:
+    """An SLO with its value and interval, of a row of SLO_VERDICTS."""
+    if row["metric"] in SHARES:
+        found = [100 * row[name] for name in ("beyond_ratio", "beyond_low_ratio", "beyond_high_ratio")]
+        if row["metric"] == "goodput":
+            found = [100 - found[0], 100 - found[2], 100 - found[1]]
+        value, low, high = (f"{one:.3g}" for one in found)
+        return f"{name_of(row)}: {value} % ({low} to {high})"
+    value, low, high = (f"{row[name]:.3g}".replace("inf", "∞") for name in ("value_s", "low_s", "high_s"))
+    return f"{name_of(row)}: {value} s ({low} to {high})"

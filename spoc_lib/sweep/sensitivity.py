@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from spoc_lib.config import Cluster
+from spoc_lib.config import SHARES, Cluster
 from spoc_lib.sweep.cases import Case, answers
 from spoc_lib.sweep.quick import QuickCapacity
 
@@ -33,8 +33,9 @@ def settings(case: Case) -> list[tuple[str, str, Case]]:
 
 
 def at_percentile(case: Case, percentile: float) -> Cluster:
-    """The case's cluster with every SLO asked at another percentile, the limits as they are."""
-    slos = [slo.model_copy(update={"percentile": percentile}) for slo in case.cluster.slos]
+    """The case's cluster with every SLO on latency asked at another percentile, the limits as they are."""
+    slos = [slo if slo.metric in SHARES else slo.model_copy(update={"percentile": percentile})
+            for slo in case.cluster.slos]
     return case.cluster.model_copy(update={"slos": slos})
 
 

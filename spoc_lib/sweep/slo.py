@@ -15,17 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from spoc_lib.config import Slo
+from spoc_lib.config import SHARES, Slo
 from spoc_lib.core.errors import InputError
 from spoc_lib.sweep.interval import Estimate, Samples, estimate, shares_beyond
 
 Window = tuple[float, float]
 EVERYBODY = "all"
 LEVEL = 0.9
+#: Between the 0 of a good request and the +inf of a bad one.
+SHARE_MARK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,16 @@ class Records:
         return np.where(np.isnan(self.end_s), rung_end_s, self.end_s)
 
 
-def check_personas(slos: Iterable[Slo], personas: Iterable[str]) -> None:
-    """InputError when an SLO names a persona that the workload does not have."""
+def check_slos(slos: Sequence[Slo], personas: Iterable[str]) -> None:
+    """InputError when an SLO names a persona that the workload does not have, or a goodput has no limit to hold."""
     known = sorted(set(personas))
     for slo in slos:
         if slo.persona != EVERYBODY and slo.persona not in known:
             raise InputError("unknown-persona", f"slos: '{slo.name}' names the persona '{slo.persona}', which the "
                              f"workload does not have: use {EVERYBODY} or one of {', '.join(known)}")
+        if slo.metric == "goodput" and all(one.metric in SHARES for one in slos):
+            raise InputError("goodput-of-nothing", f"slos: '{slo.name}' asks for requests within their limits on "
+                             f"latency, and there is none: add an SLO on ttft, itl, tpot or e2e")
 
 
 class RungSamples:
@@ -99,8 +105,49 @@ class RungSamples:
         self._chunks = chunks
         self._gaps: tuple[Samples, np.ndarray] | None = None
 
-    def of(self, slo: Slo) -> Samples:
+    def of(self, slo: Slo, slos: Sequence[Slo] = ()) -> Samples:
+        """The samples that decide `slo`; `slos`: all of the rung's, whose limits on latency a goodput asks for."""
+        if slo.metric == "error_rate":
+            return self.failures(slo.persona)
+        if slo.metric == "goodput":
+            return self.shortfalls(slos, slo.persona)
         return self.samples(slo.metric, slo.persona, slo.limit_s)
+
+    def failures(self, persona: str = EVERYBODY) -> Samples:
+        """One sample a request sent in the window: +inf where it failed, else 0. One that was cut off by the end of
+        the rung has not failed."""
+        return self._requests(self._inside() & self._persona(persona), self.records.failed)
+
+    def shortfalls(self, slos: Sequence[Slo], persona: str = EVERYBODY) -> Samples:
+        """One sample a request sent in the window: +inf where it failed or was beyond a limit on latency that applies
+        to it (its ITL being its mean gap, that is its TPOT), else 0. Where a wait was cut off before it could be
+        decided, the rule of `samples` says who is left out."""
+        counted, short = self._inside() & self._persona(persona), self.records.failed.copy()
+        for slo in slos:
+            if slo.metric in SHARES:
+                continue
+            metric = "tpot" if slo.metric == "itl" else slo.metric
+            values, owner = self._per_request(metric, slo.limit_s)
+            applies = self._persona(slo.persona)
+            over = owner[values.value_s > slo.limit_s]
+            short[over[applies[over]]] = True
+            if metric != "tpot":  # a request of a single token has none
+                decided = np.zeros(len(short), dtype=bool)
+                decided[owner] = True
+                counted &= decided | ~applies
+        return self._requests(counted, short)
+
+    def _inside(self) -> np.ndarray:
+        return (self.records.send_s >= self.window[0]) & (self.records.send_s < self.window[1])
+
+    def _persona(self, persona: str) -> np.ndarray:
+        return np.ones(len(self.records.request), dtype=bool) if persona == EVERYBODY else \
+            self.records.persona == persona
+
+    def _requests(self, chosen: np.ndarray, bad: np.ndarray) -> Samples:
+        owner = np.flatnonzero(chosen)
+        return Samples(np.where(bad[owner], np.inf, 0.0), np.ones(len(owner)), self.records.user[owner],
+                       self.records.send_s[owner])
 
     def samples(self, metric: str, persona: str = EVERYBODY, limit_s: float | None = None) -> Samples:
         """Samples of `metric` over one persona's requests (or everybody's), censored ones decided at
@@ -117,10 +164,10 @@ class RungSamples:
         return samples.where((self.records.persona == persona)[owner])
 
     def _per_request(self, metric: str, limit_s: float | None) -> tuple[Samples, np.ndarray]:
-        records, (start_s, stop_s) = self.records, self.window
+        records = self.records
         cut = records.cut_s(self.end_s)
         waited = cut - records.send_s
-        if metric == "ttft" or metric == "ttft_per_prompt_token":
+        if metric in ("ttft", "ttft_per_prompt_token"):
             value = records.first_s - records.send_s
             unknown = np.isnan(value) & ~records.failed
         elif metric == "e2e":
@@ -131,18 +178,19 @@ class RungSamples:
             value = np.where(received > 1, (cut - records.first_s) / np.maximum(received - 1, 1), np.nan)
             unknown = np.zeros(len(value), dtype=bool)
         else:
-            raise InputError("unknown-metric", f"slos: unknown metric '{metric}': use ttft, itl, tpot or e2e")
-        kept = (records.send_s >= start_s) & (records.send_s < stop_s)
+            raise InputError("unknown-metric", f"slos: unknown metric '{metric}': use ttft, ttft_per_prompt_token, "
+                             f"itl, tpot or e2e")
+        kept = self._inside()
         value = np.where(records.failed, np.inf, value)
+        per = np.maximum(records.prompt_tokens, 1) if metric == "ttft_per_prompt_token" else np.ones(len(value))
         if unknown.any():
             if limit_s is None:
                 value = np.where(unknown, waited, value)
             else:
-                value = np.where(unknown, np.where(waited > limit_s, np.inf, np.nan), value)
+                value = np.where(unknown, np.where(waited > limit_s * per, np.inf, np.nan), value)
                 if np.isnan(value[kept & unknown]).any():
-                    kept &= records.send_s < float(cut[unknown].max()) - limit_s
-        if metric == "ttft_per_prompt_token":
-            value = value / np.maximum(records.prompt_tokens, 1)
+                    kept &= records.send_s < float(cut[unknown].max()) - limit_s * per
+        value = value / per
         kept &= ~np.isnan(value)
         owner = np.flatnonzero(kept)
         return Samples(value[owner], np.ones(len(owner)), records.user[owner], records.send_s[owner]), owner
@@ -211,33 +259,43 @@ class RungSamples:
         return Samples(silent[owner], np.ones(owner.size), records.user[owner], self._last[owner]), owner
 
 
-def verdict(found: Estimate, percentile: float) -> str:
-    """met: the share of samples beyond the limit is, with its whole interval, at most what the percentile
-    allows;
-    missed: it is above with its whole interval; else undecided."""
+def verdict(found: Estimate, allowed: float) -> str:
+    """met: the share of samples beyond the limit is, with its whole interval, at most `allowed`; missed: it is above
+    with its whole interval; else undecided."""
     if found.samples == 0:
         return "undecided"
-    allowed = 1 - percentile / 100
     if found.beyond_high <= allowed:
         return "met"
     return "missed" if found.beyond_low > allowed else "undecided"
 
 
 def slo_row(slo: Slo, samples: Samples, *, rung: int, users: int, driver: str, level: float = LEVEL) -> dict:
-    """The SLO_VERDICTS row of one SLO over its samples, with intervals at `level` (0.9: 5 % on either
-    side)."""
-    found = estimate(samples, slo.percentile, level, float(slo.limit_s))
+    """The SLO_VERDICTS row of one SLO over its samples, with intervals at `level` (0.9: 5 % on either side).
+
+    Of a share of requests (error_rate, goodput) the row holds the share beyond and the percentile that stands for what
+    is allowed; it has no seconds: value_s, low_s, high_s are NaN, limit_s is inf.
+    """
+    if slo.metric in SHARES:
+        (found,) = shares_beyond(samples, [SHARE_MARK], level)
+        value = (math.nan, math.nan, math.nan)
+    else:
+        found = estimate(samples, slo.percentile, level, float(slo.limit_s))
+        value = (found.value_s, found.low_s, found.high_s)
+    return _row(slo, float(slo.limit_s), found, value, rung=rung, users=users, driver=driver)
+
+
+def _row(slo: Slo, limit_s: float, found: Estimate, value: tuple[float, float, float], **where: Any) -> dict:
     return dict(
-        rung=rung, users=users, driver=driver, persona=slo.persona, metric=slo.metric,
-        percentile=float(slo.percentile), limit_s=float(slo.limit_s), value_s=found.value_s, low_s=found.low_s,
-        high_s=found.high_s, samples=found.samples, verdict=verdict(found, slo.percentile), beyond_ratio=found.beyond,
-        beyond_low_ratio=found.beyond_low, beyond_high_ratio=found.beyond_high, effective=found.effective)
+        **where, persona=slo.persona, metric=slo.metric, percentile=slo.within_percent,
+        limit_s=limit_s, value_s=value[0], low_s=value[1], high_s=value[2], samples=found.samples,
+        verdict=verdict(found, slo.allowed_ratio), beyond_ratio=found.beyond, beyond_low_ratio=found.beyond_low,
+        beyond_high_ratio=found.beyond_high, effective=found.effective)
 
 
 def evaluate(samples: RungSamples, slos: Sequence[Slo], *, rung: int, users: int, driver: str,
              level: float = LEVEL) -> list[dict]:
     """One SLO_VERDICTS row an SLO."""
-    return [slo_row(slo, samples.of(slo), rung=rung, users=users, driver=driver, level=level) for slo in slos]
+    return [slo_row(slo, samples.of(slo, slos), rung=rung, users=users, driver=driver, level=level) for slo in slos]
 
 
 def by_persona(samples: RungSamples, slos: Sequence[Slo], *, rung: int, users: int, driver: str,
@@ -248,7 +306,7 @@ def by_persona(samples: RungSamples, slos: Sequence[Slo], *, rung: int, users: i
     """
     personas = sorted(set(samples.records.persona))
     asked = [slo.model_copy(update={"persona": name}) for slo in slos if slo.persona == EVERYBODY for name in personas]
-    return evaluate(samples, asked, rung=rung, users=users, driver=driver, level=level)
+    return [slo_row(slo, samples.of(slo, slos), rung=rung, users=users, driver=driver, level=level) for slo in asked]
 
 
 #: Limits at which a rung's SLOs are also looked at, as multiples of their own: how the answer moves with the SLA.
@@ -257,38 +315,26 @@ MULTIPLES = (0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 5.0)
 
 def limit_curve(samples: RungSamples, slos: Sequence[Slo], *, rung: int, users: int, driver: str,
                 level: float = LEVEL) -> list[dict]:
-    """SLO_VERDICTS rows of each SLO with its limit times each of `MULTIPLES` (value_s, low_s, high_s: NaN)."""
+    """SLO_VERDICTS rows of each SLO on latency with its limit times each of `MULTIPLES` (no value_s, low_s, high_s)."""
     rows = []
     for slo in slos:
+        if slo.metric in SHARES:
+            continue
         limits = [multiple * slo.limit_s for multiple in MULTIPLES]
         chosen = samples.samples(slo.metric, slo.persona, max(limits))
         for limit_s, found in zip(limits, shares_beyond(chosen, limits, level), strict=True):
-            rows.append(dict(
-                rung=rung, users=users, driver=driver, persona=slo.persona, metric=slo.metric,
-                percentile=float(slo.percentile), limit_s=limit_s, value_s=math.nan, low_s=math.nan, high_s=math.nan,
-                samples=found.samples, verdict=verdict(found, slo.percentile), beyond_ratio=found.beyond,
-                beyond_low_ratio=found.beyond_low, beyond_high_ratio=found.beyond_high, effective=found.effective))
+            rows.append(_row(slo, limit_s, found, (math.nan, math.nan, math.nan), rung=rung, users=users,
+                             driver=driver))
     return rows
 
 
 def goodput(samples: RungSamples, slos: Sequence[Slo]) -> dict:
-    """Requests of the window that met every limit that applies to them: `good_ratio`, `good_per_s`,
-    `error_ratio`.
-
-    A request's ITL is its TPOT here (its mean gap). Censored ones without an answer are left out.
-    """
-    records, (start_s, stop_s) = samples.records, samples.window
-    inside = (records.send_s >= start_s) & (records.send_s < stop_s) & ~records.censored
-    good = inside & ~records.failed
-    for slo in slos:
-        metric = "tpot" if slo.metric == "itl" else slo.metric
-        values, owner = samples._per_request(metric, slo.limit_s)
-        over = owner[values.value_s > slo.limit_s]
-        applies = np.ones(len(over), bool) if slo.persona == EVERYBODY else records.persona[over] == slo.persona
-        good[over[applies]] = False
-    count = int(inside.sum())
+    """Requests of the window that met every limit that applies to them: `good_ratio`, `good_per_s`, `error_ratio`
+    (`RungSamples.shortfalls` and `failures` say who counts)."""
+    short, failed = samples.shortfalls(slos).value_s > 0, samples.failures().value_s > 0
+    count, span = len(short), samples.window[1] - samples.window[0]
     return {
-        "requests": count, "good_ratio": float(good.sum() / count) if count else math.nan,
-        "good_per_s": float(good.sum() / (stop_s - start_s)),
-        "error_ratio": float((inside & records.failed).sum() / count) if count else math.nan,
+        "requests": count, "good_ratio": float(1 - short.mean()) if count else math.nan,
+        "good_per_s": float((~short).sum() / span),
+        "error_ratio": float(failed.mean()) if len(failed) else math.nan,
     }

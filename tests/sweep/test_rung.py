@@ -12,8 +12,10 @@ from spoc_lib.config import Slo
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.schemas import CHUNKS, METRICS, REQUESTS, RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table
+from spoc_lib.core.yamlfile import parse
+from spoc_lib.sweep.fit import cross, margins
 from spoc_lib.sweep.rung import summarise
-from spoc_lib.sweep.slo import RungSamples, check_personas, goodput
+from spoc_lib.sweep.slo import RungSamples, check_slos, goodput
 
 TTFT = Slo(metric="ttft", percentile=95, limit_s=5.0)
 ITL = Slo(metric="itl", percentile=95, limit_s=0.05)
@@ -139,4 +141,74 @@ def test_personas_are_judged_apart_and_unknown_ones_refused():
     _, slos = summarise(requests, chunks, NO_METRICS, (10.0, 60.0), limits, 10, "virtual")
     assert [one["verdict"] for one in slos] == ["met", "missed"]
     with pytest.raises(InputError, match="P9"):
-        check_personas([Slo(persona="P9", metric="ttft", limit_s=1.0)], ["P0", "P1"])
+        check_slos([Slo(persona="P9", metric="ttft", limit_s=1.0)], ["P0", "P1"])
+
+
+FAILING, GOOD = Slo(metric="error_rate", limit_ratio=0.05), Slo(metric="goodput", limit_ratio=0.9)
+
+
+def with_failures(every: int, **paced_as):
+    requests, chunks = paced(users=20, **paced_as)
+    broken = requests["request"] % every == 1
+    requests.loc[broken, ["outcome", "error_class"]] = ["failed", "http-503"]
+    return requests, chunks, broken
+
+
+@pytest.mark.parametrize("every, verdict", [(4, "missed"), (20, "undecided"), (10_000, "met")])
+def test_an_error_rate_is_met_missed_or_undecided_with_its_interval(every, verdict):
+    requests, chunks, broken = with_failures(every)
+    row, (slo,) = summarise(requests, chunks, NO_METRICS, (10.0, 60.0), [FAILING], 20, "virtual")
+    inside = requests["send_s"].between(10.0, 60.0, inclusive="left")
+    assert slo["verdict"] == row["verdict"] == verdict
+    assert slo["beyond_ratio"] == pytest.approx(broken[inside].mean())
+    assert slo["beyond_low_ratio"] <= slo["beyond_ratio"] <= slo["beyond_high_ratio"]
+    assert math.isnan(slo["value_s"]) and slo["percentile"] == pytest.approx(95)
+    assert row["binding"] == FAILING.name == "all error_rate <= 5 %"
+    as_table([slo], SLO_VERDICTS)
+
+
+def test_goodput_counts_who_is_late_and_who_failed_and_nobody_else():
+    requests, chunks, broken = with_failures(4)
+    _, slos = summarise(requests, chunks, NO_METRICS, (10.0, 60.0), [TTFT, ITL, GOOD], 20, "virtual")
+    assert slos[2]["beyond_ratio"] == pytest.approx(0.25, abs=0.02) and slos[2]["verdict"] == "missed"
+    late = Slo(persona="P1", metric="ttft", limit_s=0.4)  # all of P1 are later than that, none of P0 is asked
+    requests, chunks = paced(users=20)
+    own = GOOD.model_copy(update={"persona": "P0"})
+    row, slos = summarise(requests, chunks, NO_METRICS, (10.0, 60.0), [late, GOOD, own], 20, "virtual")
+    assert slos[1]["beyond_ratio"] == pytest.approx(0.5, abs=0.02) and slos[2]["beyond_ratio"] == 0
+    assert slos[2]["verdict"] == "met" and row["verdict"] == "missed" and "goodput" in row["reason"]
+
+
+def test_ttft_per_prompt_token_is_decided_per_token_also_where_it_was_cut_off():
+    requests, chunks = paced(users=4, duration_s=30.0, ttft_s=12.0)
+    slo = Slo(metric="ttft_per_prompt_token", limit_s=0.005)  # of 1000 tokens: 5 s
+    samples = RungSamples(requests, chunks, (5.0, 30.0), 30.0)
+    tight, plain = samples.of(slo), samples.samples("ttft", limit_s=5.0)
+    assert len(tight) == len(plain) and (tight.value_s > slo.limit_s).all()
+    assert RungSamples(*paced(), (10.0, 60.0)).of(slo).value_s == pytest.approx(0.0005)
+
+
+@pytest.mark.parametrize("given, said", [
+    (dict(metric="error_rate", limit_s=0.1), "'limit_ratio' between 0 and 1, for example 0.01"),
+    (dict(metric="goodput", limit_ratio=0.9, percentile=99), "neither 'limit_s' nor 'percentile'"),
+    (dict(metric="ttft"), "takes 'limit_s' in seconds"),
+    (dict(metric="ttft", limit_s=1, limit_ratio=0.9), "not 'limit_ratio'")])
+def test_an_slo_takes_one_limit_and_says_which(given, said):
+    with pytest.raises(InputError, match=said):
+        parse(Slo, given, "slos")
+
+
+def test_a_goodput_without_any_limit_on_latency_is_refused():
+    with pytest.raises(InputError, match="add an SLO on ttft"):
+        check_slos([GOOD, FAILING], ["P0"])
+
+
+def test_rungs_with_more_and_more_failures_cross_where_the_rate_is_allowed():
+    rows = []
+    for number, (users, every) in enumerate(((10, 10_000), (20, 100), (40, 8), (80, 3))):
+        requests, chunks, _ = with_failures(every)
+        rows += summarise(requests, chunks, NO_METRICS, (10.0, 60.0), [TTFT, FAILING], users, "virtual",
+                          rung=number)[1]
+    rows = [row for row in rows if row["metric"] == "error_rate"]
+    found = cross(margins(as_table(rows, SLO_VERDICTS).to_pandas(), 0.9))
+    assert 20 <= found.users < 40 and found.binding == FAILING.name
