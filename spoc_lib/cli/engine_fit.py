@@ -60,7 +60,7 @@ def calibrate(
     Example: spoc engine calibrate --points serving_points.csv --tables kernels/ --out my.steptime.yaml
     """
     from spoc_lib.core.errors import InputError
-    from spoc_lib.engine import calibration_file
+    from spoc_lib.engine.steptime import calibration_file
     from spoc_lib.engine.steptime.calibrate import calibrate as fit
     from spoc_lib.engine.steptime.calibrate import calibrate_run
 
