@@ -37,22 +37,26 @@ def compare(http: Mapping, twin: Mapping) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def sentence(table: pd.DataFrame, users: int, busy_ratio: float | None = None) -> str:
-    """The finding in words. busy_ratio: how busy this host's processors were (see `comparable`)."""
+def sentence(table: pd.DataFrame, users: int, busy_ratio: float | None = None, invalid: str | None = None) -> str:
+    """The finding in words. busy_ratio: how busy this host's processors were; invalid: why the HTTP rung says nothing
+    (see `comparable`)."""
     worst = table.loc[table.apply(_strain, axis=1).idxmax()]
     agrees = "agree within their tolerances" if table["passed"].all() else \
         "part in " + ", ".join(table.loc[~table["passed"], "figure"])
     text = (f"At {users} users, real HTTP and the virtual clock {agrees} (nearest to its tolerance: {worst['figure']}, "
             f"{worst['http']:.4g} against {worst['twin']:.4g} {worst['unit']})")
-    if not comparable(busy_ratio):
+    if invalid:
+        text += f"; but the HTTP rung is invalid ({invalid}), so the comparison decides nothing"
+    elif not comparable(busy_ratio):
         text += (f"; this host's processors were {busy_ratio:.0%} busy meanwhile, so late timers are in the HTTP "
                  f"figures and the comparison decides nothing")
     return text + "."
 
 
-def comparable(busy_ratio: float | None) -> bool:
-    """Whether the host had processor time left for punctual timers, without which HTTP figures are the host's."""
-    return busy_ratio is None or busy_ratio <= HOST_BUSY
+def comparable(busy_ratio: float | None, invalid: str | None = None) -> bool:
+    """Whether the HTTP rung is valid and the host had processor time left for punctual timers, without which HTTP
+    figures are the host's."""
+    return not invalid and (busy_ratio is None or busy_ratio <= HOST_BUSY)
 
 
 def _strain(row: pd.Series) -> float:

@@ -243,8 +243,9 @@ class _Sweep:
         hardware = self.cluster.hardware
         reconciliation = pd.DataFrame(next((entry.reconciliation for entry in reversed(self.book.entries)
                                             if entry.reconciliation), []))
-        busy = next((entry.host_busy_ratio for entry in reversed(self.book.entries)
-                     if entry.host_busy_ratio is not None), None)
+        http = next((entry for entry in reversed(self.book.entries) if entry.row["driver"] == "locust"), None)
+        busy = http.host_busy_ratio if http else None
+        invalid = http.row["reason"] if http and http.row["verdict"] == "invalid" else None
         problems = list(dict.fromkeys(text for entry in self.book.entries for text in entry.problems))
         answer = capacity(
             crossing, rungs, self.book.valid_slo(), flags=self.flags, simulated=simulated, passport=passport,
@@ -259,8 +260,8 @@ class _Sweep:
                 fresh_users=self.users.reseeds,
                 twin_vs_http=None if twin_vs_http.empty else dict(
                     users=self.profile.http_users, passed=bool(twin_vs_http["passed"].all()),
-                    comparable=agreement.comparable(busy), host_busy_ratio=busy,
-                    sentence=agreement.sentence(twin_vs_http, self.profile.http_users, busy),
+                    comparable=agreement.comparable(busy, invalid), host_busy_ratio=busy,
+                    sentence=agreement.sentence(twin_vs_http, self.profile.http_users, busy, invalid),
                     figures=twin_vs_http.to_dict("records"))))
         write_table(self.folder / "rungs.parquet", rungs, RUNGS)
         write_table(self.folder / "slo_verdicts.parquet", slo, SLO_VERDICTS)

@@ -17,6 +17,8 @@ from spoc_lib.telemetry.timeline import window_summary
 
 #: Little's law must hold this closely, or the rung says nothing about N users.
 LITTLE_TOLERANCE = 0.03
+#: The embedded engine may deliver one step in twenty this late (the clusters' own limit on ITL), no later.
+STEP_LAG_S = 0.05
 #: Fewer requests than this in the window say nothing about anybody.
 LEAST_REQUESTS = 5
 
@@ -55,7 +57,7 @@ def summarise(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFram
         preemptions=None if server["preemptions"] is None else int(round(server["preemptions"])),
         waiting_mean=server["waiting"], client_limited=client_limited,
     )
-    reasons = _invalid(row, counted, samples)
+    reasons = _invalid(row, counted, samples, server)
     row["verdict"] = "invalid" if reasons else overall(verdicts)
     row["binding"] = _binding(verdicts)
     row["reason"] = "; ".join(reasons) or _reason(verdicts)
@@ -129,7 +131,7 @@ def _cached(requests: pd.DataFrame, window: tuple[float, float], server: dict) -
     return float(both["cached_tokens"].sum()) / total if total else server["cached_ratio"]
 
 
-def _invalid(row: dict, counted: Occupancy, samples: RungSamples) -> list[str]:
+def _invalid(row: dict, counted: Occupancy, samples: RungSamples, server: Mapping[str, Any]) -> list[str]:
     """Why the rung says nothing about `users` users; empty when it does."""
     reasons = []
     accounted = row["completed"] + row["failed"] + row["censored"]
@@ -148,7 +150,21 @@ def _invalid(row: dict, counted: Occupancy, samples: RungSamples) -> list[str]:
                        f"{counted.live:.1f} live users of {row['users']}")
     if row["client_limited"]:
         reasons.append("the load generator could not keep up: its own delay is in the latencies")
-    return reasons
+    return reasons + _behind(server)
+
+
+def _behind(server: Mapping[str, Any]) -> list[str]:
+    """Whether the embedded engine kept real time: where it did not, its latencies are those of the machine it runs on,
+    and no capacity."""
+    resets, lag_s = server.get("clock_resets") or 0.0, server.get("step_lag_p95_s") or 0.0
+    way_out = "play fewer users over HTTP ('http_users' in the profile) or use a faster machine"
+    if resets >= 0.5:
+        return [f"the embedded engine fell behind real time and restarted its clock {resets:.0f} times: its latencies "
+                f"are this machine's, not the server's; {way_out}"]
+    if lag_s >= STEP_LAG_S:
+        return [f"the embedded engine delivered one step in twenty {1e3 * lag_s:.0f} ms late or more: its latencies "
+                f"are this machine's, not the server's; {way_out}"]
+    return []
 
 
 def _binding(verdicts: Sequence[dict]) -> str | None:

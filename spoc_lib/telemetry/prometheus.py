@@ -35,8 +35,8 @@ TIMEOUT_S = 10.0
 SKEW_S = 0.5
 #: Labels that Prometheus adds on its own account: without them the series are those of the page itself.
 ADDED_LABELS = ("__name__", "job", "instance", "monitor")
-#: What a rung needs: all of vLLM's families and all of DCGM's.
-RUN_QUERIES = ('{__name__=~"vllm:.+",__name__!~".+_created"}', '{__name__=~"DCGM_.+"}')
+#: What a rung needs: all of vLLM's families, the embedded engine's own on its clock, and all of DCGM's.
+RUN_QUERIES = ('{__name__=~"vllm:.+|spoc:(clock_resets|step_lag).+",__name__!~".+_created"}', '{__name__=~"DCGM_.+"}')
 
 
 class PrometheusUnavailable(SpocError):

@@ -19,9 +19,9 @@ from spoc_lib.telemetry.page import PageReader, ScrapeError
 from spoc_lib.telemetry.parse import BadPage, Sample, parse
 from spoc_lib.telemetry.series import resets, select
 
-#: Families that are kept; everything else on the pages (Python's garbage collector, HTTP framework) is
-#: dropped.
-PREFIXES = ("vllm:", "DCGM_")
+#: Families that are kept: vLLM's, DCGM's, and what the embedded engine says of its own clock; everything else on the
+#: pages (Python's garbage collector, HTTP framework) is dropped.
+PREFIXES = ("vllm:", "DCGM_", "spoc:clock_resets", "spoc:step_lag")
 #: What a server under test always exports; one that lacks is said.
 EXPECTED_VLLM = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
                  "vllm:num_preemptions_total", "vllm:generation_tokens_total", "vllm:prompt_tokens_total",
@@ -31,13 +31,13 @@ FLUSH_S = 10.0
 
 
 def kept(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples that the workbench records: vLLM's and DCGM's, without the creation stamps of counters."""
+    """The samples that the workbench records (`PREFIXES`), without the creation stamps of counters."""
     return [sample for sample in samples
             if sample.metric.startswith(PREFIXES) and not sample.metric.endswith("_created")]
 
 
 def source_of(metric: str) -> str:
-    return "dcgm" if dcgm.is_dcgm(metric) else "vllm"
+    return "dcgm" if dcgm.is_dcgm(metric) else "engine" if metric.startswith("spoc:") else "vllm"
 
 
 @dataclass

@@ -31,6 +31,8 @@ COUNTERS = {
     "rejections": "vllm:admission_rejections_total",
     "energy_mj": "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
 }
+#: What the embedded engine says of its real-time clock; other servers have none, and lack nothing by it.
+CLOCK_RESETS, STEP_LAG = "spoc:clock_resets_total", "spoc:step_lag_seconds"
 #: {key prefix: histogram}: means (and bucket bounds of the 95 %) of what the server measured itself
 HISTOGRAMS = {
     "server_ttft": "vllm:time_to_first_token_seconds",
@@ -46,7 +48,8 @@ def window_summary(metrics: pd.DataFrame, start_s: float, end_s: float) -> dict:
 
     Gauges: mean over the samples in the window (`running`, `kv_usage_ratio`, …) and `…_max`; several engines
     are added, several GPUs averaged. Counters and histograms: differenced at the window's edges, resets
-    accounted for. `waiting_by_reason`: mean a reason. `gpus`: number of GPUs seen. `resets`: restarts of the
+    accounted for. `clock_resets`, `step_lag_p95_s` (lower edge of its bucket): the embedded engine's, else None.
+    `waiting_by_reason`: mean a reason. `gpus`: number of GPUs seen. `resets`: restarts of the
     server in the window. `ratio` keys are 0..1; `…_bounds_s` are the edges of the histogram's bucket that
     holds the percentile.
     """
@@ -58,11 +61,14 @@ def window_summary(metrics: pd.DataFrame, start_s: float, end_s: float) -> dict:
     summary["cached_ratio"] = _ratio(summary["prefix_hits_tokens"], summary["prefix_queries_tokens"])
     for key, metric in HISTOGRAMS.items():
         histogram = histogram_increase(metrics, metric, start_s, end_s)
-        filled = histogram is not None and histogram.count > 0
         unit = "" if key == "iteration_tokens" else "_s"
-        summary[f"{key}_mean{unit}"] = histogram.mean if filled else None
-        summary[f"{key}_p95_bounds{unit}"] = histogram.quantile_bounds(95) if filled else None
+        filled = histogram if histogram is not None and histogram.count > 0 else None
+        summary[f"{key}_mean{unit}"] = None if filled is None else filled.mean
+        summary[f"{key}_p95_bounds{unit}"] = None if filled is None else filled.quantile_bounds(95)
         summary[f"{key}_count"] = histogram.count if histogram is not None else None
+    summary["clock_resets"] = counter_increase(metrics, CLOCK_RESETS, start_s, end_s)
+    lag = histogram_increase(metrics, STEP_LAG, start_s, end_s)
+    summary["step_lag_p95_s"] = None if lag is None or not lag.count else lag.quantile_bounds(95)[0]
     summary["waiting_by_reason"] = {
         series.labels.get("reason", "?"): float(values.mean())
         for series in select(metrics, "vllm:num_requests_waiting_by_reason")

@@ -212,3 +212,17 @@ def test_rungs_with_more_and_more_failures_cross_where_the_rate_is_allowed():
     rows = [row for row in rows if row["metric"] == "error_rate"]
     found = cross(margins(as_table(rows, SLO_VERDICTS).to_pandas(), 0.9))
     assert 20 <= found.users < 40 and found.binding == FAILING.name
+
+
+@pytest.mark.parametrize("resets, lag_s, said", [
+    (2, 0.001, "restarted its clock 2 times"), (0, 0.2, "100 ms late or more"), (0, 0.004, None)])
+def test_an_embedded_engine_behind_real_time_makes_its_rung_invalid(resets, lag_s, said):
+    rows = [dict(source="engine", metric="spoc:clock_resets_total", labels="{}", time_s=at, value=value)
+            for at, value in ((9.0, 0.0), (61.0, float(resets)))]
+    for bound in ("0.005", "0.1", "0.5", "+Inf"):
+        rows += [dict(source="engine", metric="spoc:step_lag_seconds_bucket", labels=f'{{"le":"{bound}"}}', time_s=at,
+                      value=steps * (lag_s <= float(bound))) for at, steps in ((9.0, 0.0), (61.0, 500.0))]
+    requests, chunks = paced()
+    row, _ = summarise(requests, chunks, as_table(rows, METRICS).to_pandas(), (10.0, 60.0), [TTFT, ITL], 10, "locust")
+    assert row["verdict"] == ("invalid" if said else "met")
+    assert said is None or (said in row["reason"] and "'http_users'" in row["reason"])
