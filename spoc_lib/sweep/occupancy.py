@@ -1,10 +1,10 @@
 """Were there really N users? Little's law, N = X (R + Z), in the form that holds for a window of any length.
 
 Averages of R and Z over a short window miss what its edges cut off, and fail a valid short rung by noise. So
-the law is taken as its own integral: the time that the records account for as waiting or streaming (R) and
-the time that the script accounts for as thinking (Z), both cut at the window's edges and added over users,
-must be N times the window's length. Time that nobody accounts for (a user that died, a client that sends
-late, a slot freed while thinking) makes it too small; extra users make it too large.
+the law is taken as its own integral: the time that the records account for as waiting or streaming (R), the time
+that the script accounts for as thinking (Z) and the time from the intended to the actual sending (the client was
+late), all cut at the window's edges and added over users, must be N times the window's length. Time that nobody
+accounts for (a user that died, a slot freed while thinking) makes it too small; extra users make it too large.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import pandas as pd
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Mean users in the window: `live` = `thinking` + `in_flight`; `little_error_ratio` = |live − N| / N."""
+    """Mean users in the window: `live` = `thinking` + `late` + `in_flight`; `little_error_ratio` = |live − N| / N.
+    late: users whose next request was due and not yet sent, so the load generator's own doing."""
 
     live: float
     thinking: float
+    late: float
     in_flight: float
     little_error_ratio: float
     overlaps: int
@@ -50,7 +52,7 @@ def occupancy(requests: pd.DataFrame, users: int, window: tuple[float, float], s
     def clipped(begin: np.ndarray, finish: np.ndarray) -> float:
         return float(np.maximum(np.minimum(finish, to_s) - np.maximum(begin, from_s), 0.0).sum())
 
-    in_flight = clipped(send, end)
+    in_flight, late = clipped(send, end), clipped(intended, send)
     same = user[1:] == user[:-1]
     thinking = clipped(end[:-1][same], intended[1:][same])
     first = np.concatenate([[True], ~same]) if len(user) else np.zeros(0, bool)
@@ -60,9 +62,9 @@ def occupancy(requests: pd.DataFrame, users: int, window: tuple[float, float], s
     thinking += clipped(end[open_end], np.minimum(end[open_end] + gap_cap_s, end_s))
     unseen = max(users - int(first.sum()), 0)
     thinking += unseen * clipped(np.array([start_s]), np.array([min(start_s + gap_cap_s, end_s)]))
-    live = (in_flight + thinking) / span
+    live = (in_flight + late + thinking) / span
     return Occupancy(
-        live=live, thinking=thinking / span, in_flight=in_flight / span,
+        live=live, thinking=thinking / span, late=late / span, in_flight=in_flight / span,
         little_error_ratio=abs(live - users) / users,
         overlaps=int((same & (send[1:] < end[:-1] - 1e-6)).sum()) if len(user) else 0, seen=int(first.sum()),
     )

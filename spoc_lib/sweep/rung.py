@@ -148,7 +148,10 @@ def _invalid(row: dict, counted: Occupancy, samples: RungSamples, server: Mappin
     if not counted.little_error_ratio <= LITTLE_TOLERANCE:
         reasons.append(f"Little's law misses by {counted.little_error_ratio:.1%}: the records account for "
                        f"{counted.live:.1f} live users of {row['users']}")
-    if row["client_limited"]:
+    if counted.late > LITTLE_TOLERANCE * row["users"]:
+        reasons.append(f"{counted.late:.2f} of {row['users']} users ({counted.late / row['users']:.1%}) were waiting "
+                       "for the load generator to send: the rung had fewer users than asked for")
+    elif row["client_limited"]:
         reasons.append("the load generator could not keep up: its own delay is in the latencies")
     return reasons + _behind(server)
 
