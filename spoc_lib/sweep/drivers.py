@@ -171,7 +171,7 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
                         f"timers of client and server are in its latencies")
     aligned_s = recorder.alignment_error_s
     if cluster.telemetry.prometheus_url:
-        seen, problems, aligned_s = _from_prometheus(cluster, anchor, recorder, problems)
+        seen, problems, aligned_s = _from_prometheus(cluster.telemetry.prometheus_url, anchor, recorder, problems)
     metrics = pd.concat([part for part in (run.metrics, seen) if len(part)], ignore_index=True) \
         if len(run.metrics) or len(seen) else seen
     start_s = float(run.summary["start_s"])
@@ -232,20 +232,21 @@ def _personas(cluster: Cluster, script: ConversationScript, folder: Path) -> str
     return str(write_text(folder / "personas.yaml", text).resolve())
 
 
-def _from_prometheus(cluster: Cluster, anchor: Anchor, recorder: Recorder,
+def _from_prometheus(url: str, anchor: Anchor, recorder: Recorder,
                      problems: list[str]) -> tuple[pd.DataFrame, list[str], float]:
-    """The rung's telemetry from the cluster's Prometheus; the recorder's own where that fails, and it is
-    said."""
+    """The rung's telemetry from the cluster's Prometheus; the recorder's own where that fails or was away meanwhile, and
+    it is said."""
     from spoc_lib.telemetry import prometheus
 
     try:
-        found = prometheus.fetch_run(cluster.telemetry.prometheus_url, anchor.to_wall(recorder.started_s),
+        found = prometheus.fetch_run(url, anchor.to_wall(recorder.started_s),
                                      anchor.to_wall(recorder.ended_s), anchor=anchor)
     except prometheus.PrometheusUnavailable as error:
         return recorder.metrics, [*problems, f"{error.message}; the direct scrape is used instead"], \
             recorder.alignment_error_s
-    if found.metrics.empty:
-        return recorder.metrics, [*problems, *found.problems], recorder.alignment_error_s
+    if found.metrics.empty or (found.holes and not recorder.metrics.empty):
+        return recorder.metrics, [*problems, *found.problems, "the direct scrape is used instead"], \
+            recorder.alignment_error_s
     return found.metrics, [*problems, *found.problems], found.alignment_error_s
 
 

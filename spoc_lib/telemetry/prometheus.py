@@ -8,6 +8,7 @@ the scrape interval: `alignment_error_s` is that interval plus the second that t
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ SKEW_S = 0.5
 ADDED_LABELS = ("__name__", "job", "instance", "monitor")
 #: What a rung needs: all of vLLM's families, the embedded engine's own on its clock, and all of DCGM's.
 RUN_QUERIES = ('{__name__=~"vllm:.+|spoc:(clock_resets|step_lag).+",__name__!~".+_created"}', '{__name__=~"DCGM_.+"}')
+#: Present on every page of an engine, from its first scrape on: by it the times of the scrapes are told.
+SCRAPED = "vllm:num_requests_running"
 
 
 class PrometheusUnavailable(SpocError):
@@ -46,11 +49,12 @@ class PrometheusUnavailable(SpocError):
 @dataclass(frozen=True)
 class Fetched:
     """`metrics`: METRICS; `problems`: sentences (empty queries, gaps, restarts, unsupported counters);
-    `alignment_error_s`: how far a value may lie from its time stamp."""
+    `alignment_error_s`: how far a value may lie from its time stamp; `holes`: times that Prometheus was away for."""
 
     metrics: pd.DataFrame
     problems: list[str] = field(default_factory=list)
     alignment_error_s: float = 0.0
+    holes: int = 0
 
 
 def connect(url: str, timeout_s: float = TIMEOUT_S) -> PrometheusConnect:
@@ -100,9 +104,26 @@ def fetch_run(prometheus_url: str, start_wall_s: float, end_wall_s: float, *, an
                             f"scraped, and under this name?")
     problems += [f"{metric} is reported as 'not supported'; left out, not plotted" for metric in sorted(unsupported)]
     metrics = as_table(rows, METRICS).to_pandas()
+    interval_s = scrape_interval(client, timeout_s)
+    holes = _holes(client, list(_spans(start_wall_s + skew_s, end_wall_s + skew_s, step_s)), step_s,
+                   max(step_s, interval_s), timeout_s)
+    for begin, end in holes:
+        inside = metrics["time_s"].between(theirs.to_monotonic(begin) + step_s, theirs.to_monotonic(end),
+                                           inclusive="neither")
+        metrics = metrics[~inside].reset_index(drop=True)
     origin_s = anchor.to_monotonic(start_wall_s)
     problems += restarts(metrics, origin_s) + gaps(metrics, origin_s, step_s)
-    return Fetched(metrics, problems, scrape_interval(client, timeout_s) + 1.0)
+    return Fetched(metrics, problems, interval_s + 1.0, len(holes))
+
+
+def _holes(client: PrometheusConnect, spans: Sequence[tuple[int, int]], step_s: float, interval_s: float,
+           timeout_s: float) -> list[tuple[float, float]]:
+    """(begin, end), Unix times between which Prometheus itself scraped nothing: a range query would repeat its last
+    samples there for five minutes as if they were new."""
+    scraped = sorted({float(text) for begin, end in spans
+                      for result in _query(client, f"timestamp({SCRAPED})", begin, end, step_s, timeout_s)
+                      for _, text in result["values"]})
+    return [(before, after) for before, after in itertools.pairwise(scraped) if after - before > 2.5 * interval_s]
 
 
 def _spans(start_s: float, end_s: float, step_s: float) -> Iterator[tuple[int, int]]:
@@ -148,7 +169,7 @@ def _samples(result: Mapping, query: str, anchor: Anchor, drop_labels: Sequence[
 def gaps(metrics: pd.DataFrame, origin_s: float, step_s: float) -> list[str]:
     """A sentence for each hole in the server's series: it was down, or Prometheus was, or the scrapes failed."""
     said = []
-    times = metrics.loc[metrics["metric"] == "vllm:num_requests_running", "time_s"].drop_duplicates().sort_values()
+    times = metrics.loc[metrics["metric"] == SCRAPED, "time_s"].drop_duplicates().sort_values()
     for begin, span in zip(times, times.diff().shift(-1), strict=True):
         if span > 2.5 * step_s:
             said.append(f"no samples from {begin - origin_s:.0f} to {begin + span - origin_s:.0f} s: the server or "
