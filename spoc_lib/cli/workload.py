@@ -137,7 +137,7 @@ def import_(paths: Paths,
 
     Example: spoc workload import trajectories/ --json -
     """
-    from spoc_lib.workload.importers import import_paths
+    from spoc_lib.workload.traces.importers import import_paths
 
     result = import_paths(list(paths), limit=limit).to_dict()
     lines = [f"{result['sessions']} sessions, {result['turns']} turns, {result['tokens']:,} prompt tokens; "
@@ -163,10 +163,10 @@ def fit(paths: Paths,
     Example: spoc workload fit traces/ -o my-personas.yaml --figure fit.html
     """
     from spoc_lib.core.files import write_text
-    from spoc_lib.workload.fit import TOLERANCE
-    from spoc_lib.workload.fit import fit as run
-    from spoc_lib.workload.fit_output import draw, to_yaml
-    from spoc_lib.workload.importers import import_paths
+    from spoc_lib.workload.fitting.fit import TOLERANCE
+    from spoc_lib.workload.fitting.fit import fit as run
+    from spoc_lib.workload.fitting.output import draw, to_yaml
+    from spoc_lib.workload.traces.importers import import_paths
 
     result = run(import_paths(list(paths)), name=name, source=source, groups=groups)
     write_text(output, to_yaml(result))
@@ -203,7 +203,7 @@ def export(personas: Personas = "spoc",
     from spoc_lib.workload import build_script
     from spoc_lib.workload import export as exports
     from spoc_lib.workload.corpus import Corpus
-    from spoc_lib.workload.importers import import_paths
+    from spoc_lib.workload.traces.importers import import_paths
 
     if form not in exports.FORMATS:
         raise InputError("unknown-format", f"unknown format '{form}': use one of {', '.join(exports.FORMATS)}")

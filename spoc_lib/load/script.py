@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.load.plan import FixedTurns, LoadPlan
@@ -16,8 +16,11 @@ from spoc_lib.workload.template import TEMPLATE_OVERHEAD, Overhead
 class History(Protocol):
     """A user's conversation as messages (`workload.messages.Conversation`)."""
 
-    history_tokens: int
-    echo: str
+    @property
+    def history_tokens(self) -> int: ...
+
+    @property
+    def echo(self) -> str: ...
 
     def apply(self, turn: Turn) -> list[dict[str, Any]]: ...
 
@@ -49,10 +52,10 @@ def material(plan: LoadPlan) -> Material:
     from spoc_lib.load.endpoint import api_key
     from spoc_lib.workload.build import build_script
     from spoc_lib.workload.corpus import Corpus
-    from spoc_lib.workload.imported import ImportedScript
     from spoc_lib.workload.messages import Conversation
     from spoc_lib.workload.personas import RecordedSet, load_personas
     from spoc_lib.workload.target import measure_target
+    from spoc_lib.workload.traces.imported import ImportedScript
 
     personas = load_personas(plan.personas)
     overhead, limit = TEMPLATE_OVERHEAD, plan.context_limit
@@ -67,7 +70,8 @@ def material(plan: LoadPlan) -> Material:
         corpus = Corpus.from_directory(plan.corpus)
     script = build_script(personas, plan.seed, salt=plan.salt, gap_cap_s=plan.gap_cap_s, start=plan.start,
                           context_limit=limit, scale=plan.scale, overhead=overhead)
-    texts = script.texts(corpus) if isinstance(script, ImportedScript) else corpus
+    # recorded texts are asked for in the same words as a corpus
+    texts = cast(Corpus, script.texts(corpus)) if isinstance(script, ImportedScript) else corpus
     return Material(script, partial(Conversation, texts, personas.echo), overhead)
 
 
@@ -109,8 +113,10 @@ class FixedScript:
 class FixedHistory:
     """Single messages of about the asked size: four characters a token, unlike for each stream."""
 
-    history_tokens = 0
-    echo = "content"
+    echo: Literal["content", "reasoning"] = "content"
+
+    def __init__(self) -> None:
+        self.history_tokens = 0
 
     def apply(self, turn: Turn) -> list[dict[str, Any]]:
         segment = turn.append[0]

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spoc_lib.workload.build import Script, build_script
-    from spoc_lib.workload.personas import Persona, PersonaSet, load_personas
+    from spoc_lib.workload.model.persona import Persona, PersonaSet
+    from spoc_lib.workload.personas import load_personas
     from spoc_lib.workload.script import ConversationScript, Segment, Turn, UserScript
 
 __all__ = ["ConversationScript", "Persona", "PersonaSet", "Script", "Segment", "Turn", "UserScript", "build_script",
            "load_personas"]
 
-_HOMES = {"Script": "build", "build_script": "build", "Persona": "personas", "PersonaSet": "personas",
+_HOMES = {"Script": "build", "build_script": "build", "Persona": "model.persona", "PersonaSet": "model.persona",
           "load_personas": "personas", "ConversationScript": "script", "Segment": "script", "Turn": "script",
           "UserScript": "script"}
 

@@ -15,8 +15,8 @@ import numpy as np
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload.build import Script
 from spoc_lib.workload.identity import generator
-from spoc_lib.workload.imported import ImportedScript
 from spoc_lib.workload.script import NEVER_S, ConversationScript, Segment, Turn, UserScript
+from spoc_lib.workload.traces.imported import ImportedScript
 
 
 def arrival_times(rate_per_s: float, duration_s: float, seed: int, *, kind: Literal["poisson", "gamma"] = "poisson",

@@ -9,14 +9,15 @@ from typing import Literal
 
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
-from spoc_lib.workload import plan as plans
-from spoc_lib.workload.geometry import Geometry, Ground
 from spoc_lib.workload.identity import mix, uniform
-from spoc_lib.workload.imported import ImportedScript
-from spoc_lib.workload.personas import Persona, PersonaSet, RecordedSet, load_personas
-from spoc_lib.workload.plan import MIN_SESSION_TOKENS, Plan
+from spoc_lib.workload.model import plan as plans
+from spoc_lib.workload.model.geometry import Geometry, Ground
+from spoc_lib.workload.model.persona import Persona, PersonaSet
+from spoc_lib.workload.model.plan import MIN_SESSION_TOKENS, Plan
+from spoc_lib.workload.personas import RecordedSet, load_personas
 from spoc_lib.workload.script import Kind, Segment, Turn
 from spoc_lib.workload.template import TEMPLATE_OVERHEAD, Overhead
+from spoc_lib.workload.traces.imported import ImportedScript
 
 #: Conversations among which a stationary start chooses by their length in time.
 _CANDIDATES = 12

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 
 import orjson
 
+from spoc_lib.workload.audit.sharing import layout
 from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.identity import mix
 from spoc_lib.workload.messages import Conversation
 from spoc_lib.workload.playback import Pace, Played, play
 from spoc_lib.workload.script import ConversationScript, Segment
-from spoc_lib.workload.sharing import layout
 
 MOONCAKE_BLOCK_TOKENS = 512
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from spoc_lib.workload.corpus import Corpus
-from spoc_lib.workload.geometry import SHARED_LAYERS
 from spoc_lib.workload.identity import mix
+from spoc_lib.workload.model.geometry import SHARED_LAYERS
 from spoc_lib.workload.script import Segment, Turn
 from spoc_lib.workload.template import TEMPLATE_OVERHEAD
 

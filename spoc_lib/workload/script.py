@@ -83,8 +83,11 @@ class UserScript(Protocol):
 class ConversationScript(Protocol):
     """All users of a workload. Built by `workload.build_script`."""
 
-    seed: int
-    salt: int
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def salt(self) -> int: ...
 
     def user(self, number: int) -> UserScript:
         """User `number` (0, 1, …); its persona follows from the shares by a low-discrepancy sequence, so any

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.yamlfile import parse
-from spoc_lib.workload.distributions import Distribution
-from spoc_lib.workload.geometry import Level
+from spoc_lib.workload.model.distributions import Distribution
+from spoc_lib.workload.model.geometry import Level
 
 ADAPTER = TypeAdapter(Distribution)
 

@@ -12,17 +12,17 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.core.yamlfile import parse
 from spoc_lib.workload import build_script, load_personas
 from spoc_lib.workload import export as exports
-from spoc_lib.workload import plan as plans
 from spoc_lib.workload.arrivals import arrival_times, open_script
 from spoc_lib.workload.audit import audit
+from spoc_lib.workload.audit.sharing import measure
 from spoc_lib.workload.corpus import Corpus
-from spoc_lib.workload.fit import CHECKED, fit, realised_quantities
-from spoc_lib.workload.fit_output import draw, to_yaml
-from spoc_lib.workload.importers import import_path
+from spoc_lib.workload.fitting.fit import CHECKED, fit, realised_quantities
+from spoc_lib.workload.fitting.output import draw, to_yaml
+from spoc_lib.workload.model import plan as plans
 from spoc_lib.workload.personas import PersonaSet
 from spoc_lib.workload.playback import play
-from spoc_lib.workload.sharing import measure
 from spoc_lib.workload.template import MESSAGE_TOKENS
+from spoc_lib.workload.traces.importers import import_path
 
 #: callanjfox/kv-cache-tester, 710 sessions: p25, p50, p75, p90 as its own tables give them.
 MEASURED = {

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload import build_script, load_personas, template
 from spoc_lib.workload.audit import audit
+from spoc_lib.workload.audit.sharing import measure
 from spoc_lib.workload.corpus import Corpus
-from spoc_lib.workload.importers import import_path, import_paths
 from spoc_lib.workload.messages import Conversation
 from spoc_lib.workload.playback import play
-from spoc_lib.workload.sessions import shared_blocks
-from spoc_lib.workload.sharing import measure
 from spoc_lib.workload.tokenizer import offline_tokenizer
+from spoc_lib.workload.traces.importers import import_path, import_paths
+from spoc_lib.workload.traces.sessions import shared_blocks
 
 
 def kv_request(t, tokens, ids, out=50, **more):

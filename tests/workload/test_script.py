@@ -12,7 +12,7 @@ import pytest
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload import build_script, load_personas
-from spoc_lib.workload.geometry import LAYERS
+from spoc_lib.workload.model.geometry import LAYERS
 from spoc_lib.workload.playback import play
 from spoc_lib.workload.template import overhead_tokens
 

@@ -9,10 +9,10 @@ import pytest
 
 from spoc_lib.workload import build_script, load_personas
 from spoc_lib.workload.audit import audit
+from spoc_lib.workload.audit.sharing import common_prefix_tokens, layout, measure
 from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.playback import Played, play, sessions_table
 from spoc_lib.workload.script import Segment, Turn
-from spoc_lib.workload.sharing import common_prefix_tokens, layout, measure
 
 
 def turn(user, append, *, starts=True, number=0, output=16, think=1.0):

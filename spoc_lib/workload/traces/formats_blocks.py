@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from spoc_lib.workload.sessions import Owner, PrefixIndex, Reject, Request, Session, shared_blocks
+from spoc_lib.workload.traces.sessions import Owner, PrefixIndex, Reject, Request, Session, shared_blocks
 
 KV_CACHE_TESTER = "kv-cache-tester"
 MOONCAKE = "mooncake"

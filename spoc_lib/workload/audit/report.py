@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 from spoc_lib.core.stats import percentile
-from spoc_lib.workload.audit_gates import Gate, limit_gate, mix_gate, order_gate, shape_gates, text_gates
-from spoc_lib.workload.audit_quantities import compare_quantities
+from spoc_lib.workload.audit.gates import Gate, limit_gate, mix_gate, order_gate, shape_gates, text_gates
+from spoc_lib.workload.audit.quantities import compare_quantities
+from spoc_lib.workload.audit.sharing import Sharing, common_prefix_tokens, measure
 from spoc_lib.workload.corpus import Corpus
-from spoc_lib.workload.personas import PersonaSet
+from spoc_lib.workload.model.persona import PersonaSet
 from spoc_lib.workload.playback import Pace, Played, play, sessions_table
 from spoc_lib.workload.script import ConversationScript
-from spoc_lib.workload.sharing import Sharing, common_prefix_tokens, measure
 
 __all__ = ["Audit", "Gate", "audit", "sessions_table"]
 

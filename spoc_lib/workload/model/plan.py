@@ -11,7 +11,7 @@ import numpy as np
 from scipy import special
 
 from spoc_lib.workload.identity import generator
-from spoc_lib.workload.personas import Persona
+from spoc_lib.workload.model.persona import Persona
 from spoc_lib.workload.template import MESSAGE_TOKENS, overhead_tokens
 
 #: The least that a turn appends: an empty tool result still has a few words.

@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from spoc_lib.core.yamlfile import Strict
-from spoc_lib.workload.distributions import Distribution
 from spoc_lib.workload.identity import mix, uniform
+from spoc_lib.workload.model.distributions import Distribution
 from spoc_lib.workload.script import Layer, Segment
 from spoc_lib.workload.template import MESSAGE_LEAD_TOKENS
 

@@ -11,8 +11,8 @@ import pandas as pd
 
 from spoc_lib.core.stats import percentile
 from spoc_lib.workload.build import Script
-from spoc_lib.workload.personas import Persona, PersonaSet
-from spoc_lib.workload.plan import FIRST_PROMPT_RATIO
+from spoc_lib.workload.model.persona import Persona, PersonaSet
+from spoc_lib.workload.model.plan import FIRST_PROMPT_RATIO
 from spoc_lib.workload.playback import Played, play
 from spoc_lib.workload.script import ConversationScript
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from spoc_lib.workload.geometry import SHARED_LAYERS
 from spoc_lib.workload.identity import mix
-from spoc_lib.workload.imported import ImportedScript, appends, cut, text_segment
-from spoc_lib.workload.plan import MIN_APPEND_TOKENS, MIN_SESSION_TOKENS
+from spoc_lib.workload.model.geometry import SHARED_LAYERS
+from spoc_lib.workload.model.plan import MIN_APPEND_TOKENS, MIN_SESSION_TOKENS
 from spoc_lib.workload.script import NEVER_S, Kind, Segment, Turn
-from spoc_lib.workload.sessions import Request
 from spoc_lib.workload.template import overhead_tokens
+from spoc_lib.workload.traces.recording import Recording, appends, cut, text_segment
+from spoc_lib.workload.traces.sessions import Request
 
 
 class ImportedUser:
     """The turns of one user of an `ImportedScript` (`script.UserScript`)."""
 
-    def __init__(self, script: ImportedScript, number: int) -> None:
+    def __init__(self, script: Recording, number: int) -> None:
         self.persona, self.user = "imported", number
         self.conversations = self.context_limit_hits = 0
         self.compactions = self.pullbacks = self.rewrites = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from spoc_lib.workload.fit import CHECKED, TOLERANCE, Fit
+from spoc_lib.workload.fitting.fit import CHECKED, TOLERANCE, Fit
 
 
 def to_yaml(fit: Fit) -> str:

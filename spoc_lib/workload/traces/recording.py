@@ -1,4 +1,4 @@
-"""Recorded sessions as a script: their lengths, gaps and sharing, played by the same drivers as personas.
+"""Recorded sessions ready to be played: the gap before each request, what its context begins with, where users are met.
 
 The history carries the server's own replies, so a turn appends what brings the prompt to its recorded length. Where a
 source cut its history back (a rewrite, a compaction, a dropped reasoning), the context starts anew with the prefix that
@@ -8,36 +8,23 @@ the recording kept; the drivers send that prefix again under its old identity.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.identity import mix, uniform
-from spoc_lib.workload.plan import MIN_APPEND_TOKENS, MIN_SESSION_TOKENS
-from spoc_lib.workload.script import Segment, UserScript
-from spoc_lib.workload.sessions import Owner, Request, Session
+from spoc_lib.workload.model.plan import MIN_APPEND_TOKENS, MIN_SESSION_TOKENS
+from spoc_lib.workload.script import Segment
 from spoc_lib.workload.template import overhead_tokens
+from spoc_lib.workload.traces.sessions import Owner, Request, Session
 
 #: A prompt that keeps all but this much of the one before is taken to only append.
 _APPEND_SLACK_TOKENS = 1024
 
 
-class ImportedScript:
-    """A `ConversationScript` of recorded sessions.
-
-    User n plays session n first (sub-agents' sessions are not played by themselves) and then others in a seeded order,
-    without end. A session that is played again gets new identities, but for what sessions share in the recording.
-    start: `stationary` finds each user in mid-session, with the recorded history and the rest of a gap; `cold` lets
-    every user begin with a first request;
-    timing: `closed` keeps the recorded gaps, capped; `timestamps` sends each session's first request at its recorded
-    time and plays it once, from its beginning (a user is then a session).
-
-    Gaps that the recording lacks (and those before a session) are taken from its other gaps of the same kind, a tool's
-    or a human's; where it has none at all they are 0.
-    """
+class Recording:
+    """Recorded sessions under the parameters of an `ImportedScript`."""
 
     def __init__(self, sessions: tuple[Session, ...], seed: int, salt: int, gap_cap_s: float,
                  context_limit: int | None, start: str = "stationary", timing: str = "closed") -> None:
@@ -56,33 +43,6 @@ class ImportedScript:
         self._openings: dict[tuple[Owner, int], tuple[Segment, ...]] = {}
         self._gaps = {human: [r.gap_s for k in self.main for r in sessions[k].requests
                               if r.gap_s is not None and r.human == human] for human in (True, False)}
-
-    def user(self, number: int) -> UserScript:
-        from spoc_lib.workload.imported_user import ImportedUser  # the two know each other
-
-        return ImportedUser(self, number)
-
-    def users(self, count: int) -> Iterator[UserScript]:
-        return (self.user(number) for number in range(count))
-
-    def with_gap_cap(self, gap_cap_s: float) -> ImportedScript:
-        """The same sessions with another cap on think time."""
-        return ImportedScript(self.sessions, self.seed, self.salt, gap_cap_s, self.context_limit, self.start,
-                              self.timing)
-
-    def from_the_beginning(self) -> ImportedScript:
-        """The same script, every user starting cold."""
-        return ImportedScript(self.sessions, self.seed, self.salt, self.gap_cap_s, self.context_limit, "cold",
-                              self.timing)
-
-    def describe(self) -> dict:
-        return {"personas": "imported", "sessions": len(self.main), "seed": self.seed, "salt": self.salt,
-                "gap_cap_s": self.gap_cap_s, "start": self.start, "context_limit": self.context_limit,
-                "timing": self.timing}
-
-    def texts(self, base: Corpus) -> RecordedTexts:
-        """The corpus for playing these sessions to a real server: their own text, and `base` for what has none."""
-        return RecordedTexts(self, base)
 
     def gap_s(self, session: int, k: int) -> float:
         """Think time before a request, capped; a first request waits as before a human turn."""
@@ -168,32 +128,10 @@ def appends(earlier: Request, later: Request, owner: Owner) -> bool:
         earlier.prompt_tokens - _APPEND_SLACK_TOKENS, later.prompt_tokens - MIN_APPEND_TOKENS))
 
 
-def text_segment(script: ImportedScript, text: str, tokens: int, layer: str) -> Segment:
+def text_segment(recording: Recording, text: str, tokens: int, layer: str) -> Segment:
     """A segment whose identity is its text: equal texts are shared, wherever they come from."""
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-    return Segment(mix(script.seed, script.salt, 74, digest), tokens, layer)
-
-
-class RecordedTexts:
-    """A corpus (`text`, `stream_text`, `tokenizer`, `summary`) that knows the recorded text of imported sessions."""
-
-    def __init__(self, script: ImportedScript, base: Corpus) -> None:
-        self._base, self.tokenizer = base, base.tokenizer
-        self._texts = {text_segment(script, m.text, m.tokens, m.layer).stream: m
-                       for session in script.sessions for request in session.requests for m in request.messages}
-
-    def text(self, segment: Segment) -> str:
-        return self.stream_text(segment.stream, segment.tokens)
-
-    def stream_text(self, stream: int, tokens: int) -> str:
-        """The recorded text where it has this length, else text of the base corpus."""
-        message = self._texts.get(stream)
-        if message is not None and message.tokens == tokens:
-            return message.text
-        return self._base.stream_text(stream, tokens)
-
-    def summary(self) -> dict:
-        return {**self._base.summary(), "recorded_texts": len(self._texts)}
+    return Segment(mix(recording.seed, recording.salt, 74, digest), tokens, layer)
 
 
 def cut(segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import orjson
 
-from spoc_lib.workload.formats_blocks import number
-from spoc_lib.workload.sessions import Message, Reject, Request, Session
 from spoc_lib.workload.template import MESSAGE_TOKENS, PROMPT_TOKENS
 from spoc_lib.workload.tokenizer import Tokenizer
+from spoc_lib.workload.traces.formats_blocks import number
+from spoc_lib.workload.traces.sessions import Message, Reject, Request, Session
 
 SWE_AGENT = "swe-agent"
 MESSAGES = "messages"

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 
 from spoc_lib.core import yamlfile
-from spoc_lib.workload import plan as plans
-from spoc_lib.workload.fit_shapes import COMPACTED_RATIO, POINTS, compacted, quantiles
-from spoc_lib.workload.personas import Persona
-from spoc_lib.workload.sessions import Session
+from spoc_lib.workload.fitting.shapes import COMPACTED_RATIO, POINTS, compacted, quantiles
+from spoc_lib.workload.model import plan as plans
+from spoc_lib.workload.model.persona import Persona
 from spoc_lib.workload.template import MESSAGE_TOKENS
+from spoc_lib.workload.traces.sessions import Session
 
 #: A step that keeps less than this part of the prompt before it, without shrinking, rewrote its history.
 REWRITTEN_RATIO = 0.95

@@ -8,15 +8,15 @@ import numpy as np
 import pandas as pd
 
 from spoc_lib.workload import template
-from spoc_lib.workload.audit_quantities import longest_first_prompt
+from spoc_lib.workload.audit.quantities import longest_first_prompt
+from spoc_lib.workload.audit.sharing import common_prefix_tokens
 from spoc_lib.workload.build import Script
 from spoc_lib.workload.corpus import Corpus
-from spoc_lib.workload.geometry import LAYERS
 from spoc_lib.workload.messages import Conversation
-from spoc_lib.workload.personas import PersonaSet
+from spoc_lib.workload.model.geometry import LAYERS
+from spoc_lib.workload.model.persona import PersonaSet
 from spoc_lib.workload.playback import Played
 from spoc_lib.workload.script import ConversationScript
-from spoc_lib.workload.sharing import common_prefix_tokens
 
 _SIZE_TOLERANCE = 0.005
 _SHAPE_TOLERANCE = 0.06

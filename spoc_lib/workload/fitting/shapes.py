@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
-from spoc_lib.workload.sessions import Session
+from spoc_lib.workload.traces.sessions import Session
 
 #: Percentages at which an empirical distribution is read, before it is simplified.
 POINTS = (0, *range(1, 100), 99.5, 99.9, 100)

@@ -6,29 +6,24 @@ be used of, is the caller's mistake and ends with one sentence (InputError).
 
 from __future__ import annotations
 
-import os
-import re
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.workload import formats_blocks as blocks
-from spoc_lib.workload import formats_text as texts
-from spoc_lib.workload.imported import ImportedScript
-from spoc_lib.workload.sessions import PrefixIndex, Reject, Session
 from spoc_lib.workload.tokenizer import Tokenizer, offline_tokenizer
+from spoc_lib.workload.traces import formats_blocks as blocks
+from spoc_lib.workload.traces import formats_text as texts
+from spoc_lib.workload.traces import hub
+from spoc_lib.workload.traces.imported import ImportedScript
+from spoc_lib.workload.traces.sessions import PrefixIndex, Reject, Session
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
-HUB = "hub:"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:\w+)?")
 FORMATS = ("SWE-agent .traj, OpenAI-style or ShareGPT messages (json, jsonl, parquet), kv-cache-tester (json, "
            "parquet), Mooncake (jsonl), hub:OWNER/NAME[:SPLIT]")
 
@@ -106,7 +101,7 @@ def import_paths(paths: list[str | Path], *, tokenizer: Tokenizer | None = None,
     """As `import_path` for several. `limit`: most records to read from each source."""
     reader = _Reader(tokenizer or offline_tokenizer(), limit)
     for path in paths:
-        if str(path).startswith(HUB):
+        if str(path).startswith(hub.HUB):
             reader.hub(str(path))
         else:
             reader.path(Path(path))
@@ -130,8 +125,8 @@ class _Reader:
         self._roots: dict[str, tuple[int, int]] = {}
 
     def path(self, path: Path) -> None:
-        if not path.exists() and _HUB_NAME.fullmatch(str(path)) and path.suffix.lower() not in SUFFIXES:
-            self.hub(f"{HUB}{path}")  # no such file, but it has the form of a hub set
+        if not path.exists() and hub.NAME.fullmatch(str(path)) and path.suffix.lower() not in SUFFIXES:
+            self.hub(f"{hub.HUB}{path}")  # no such file, but it has the form of a hub set
             return
         if not path.exists():
             raise InputError("no-trace", f"there is no trace at {path}: name a file or folder that exists ({FORMATS})")
@@ -146,11 +141,16 @@ class _Reader:
             self._file(file, alone=False)
 
     def hub(self, name: str) -> None:
-        dataset, _, split = name.removeprefix(HUB).partition(":")
-        for k, record in enumerate(_hub_records(dataset, split or "train")):
-            if self._limit is not None and k >= self._limit:
-                break
-            self._record(record, f"{dataset} record {k}")
+        dataset, _, split = name.removeprefix(hub.HUB).partition(":")
+        count = 0
+        try:
+            for record in hub.records(dataset, split or "train", self._limit):
+                self._record(record, f"{dataset} record {count}")
+                count += 1
+        except InputError as error:
+            if not count:
+                raise
+            self.skipped.append((f"{dataset} record {count} and all after it", error.message))
 
     def _file(self, path: Path, alone: bool) -> None:
         """Read one file. An unusable one is an error when the user named it (`alone`); in a folder it is skipped."""
@@ -276,29 +276,6 @@ def _looks_like_lines(path: Path) -> bool:
     except orjson.JSONDecodeError:
         return False
     return True
-
-
-def _hub_records(dataset: str, split: str) -> Iterator[Any]:
-    """Records of a hub set, streamed. The hub is called first, briefly: its own client retries for half a minute."""
-    import datasets
-
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    if os.environ.get("HF_HUB_OFFLINE") != "1":
-        try:
-            socket.create_connection((endpoint.hostname, endpoint.port or 443), timeout=5).close()
-        except OSError as error:
-            raise InputError("hub-offline", f"'{dataset}' is no file here, and as a hub set it cannot be read: "
-                             f"{endpoint.hostname} is not reachable; save it elsewhere to a jsonl or parquet file and "
-                             "import that") from error
-    try:
-        yield from datasets.load_dataset(dataset, split=split, streaming=True)
-    except (OSError, ValueError) as error:
-        raise InputError("hub-failed", f"the hub set '{dataset}' (split {split}) cannot be read: {_first_line(error)}; "
-                         "check name and split, or save it to a jsonl or parquet file and import that") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -1,0 +1,1 @@
+"""Personas fitted to recorded sessions, with their goodness of fit."""

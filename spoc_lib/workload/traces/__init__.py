@@ -1,0 +1,1 @@
+"""Foreign traces: formats, hub sets, and recorded sessions as a script."""
