@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spoc_lib.cli.output import JsonOption, emit
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
+
+if TYPE_CHECKING:
+    from spoc_lib.nsight.attach import Inside
 
 app = typer.Typer(no_args_is_help=True, help="Inside the GPU: capture, decompose and compare kernel traces.",
                   rich_markup_mode=None)
@@ -50,7 +53,7 @@ def _batch(text: str | None) -> Batch | None:
     except ValueError as error:
         raise InputError("bad-batch", f"--batch {text!r}: give NAME=NUMBER pairs, separated by commas, of "
                          f"{', '.join(Batch._fields)}") from error
-    return Batch(*(value if "pairs" in name else int(value) for name, value in values.items()))
+    return Batch._make(value if "pairs" in name else int(value) for name, value in values.items())
 
 
 @app.command()
@@ -159,11 +162,28 @@ def diff(
     emit(result.to_dict(), json, diff_text(result))
 
 
+def _inside(container: str | None, pod: str | None) -> Inside | None:
+    from spoc_lib.nsight.attach import Inside
+    from spoc_lib.servers.commands import container_engine
+
+    if container and pod:
+        raise InputError("bad-option", "--container and --pod name two places: give one of them")
+    if container:
+        return Inside("podman" if container_engine() == "podman" else "docker", container)
+    if pod:
+        namespace, _, name = pod.rpartition("/")
+        return Inside("kubectl", name, namespace or None)
+    return None
+
+
 @app.command()
 def plan(
     cluster: Annotated[str, typer.Argument(help="a name in data/clusters, or the path of a YAML file")],
     output: Annotated[str, typer.Option("--output", help="name of the report, without suffix")] = "trace",
     seconds: Annotated[float, typer.Option("--seconds", help="length of the captured window")] = 5.0,
+    container: Annotated[str | None, typer.Option(
+        "--container", help="capture inside this running Docker or Podman container")] = None,
+    pod: Annotated[str | None, typer.Option("--pod", help="capture inside this pod: NAME or NAMESPACE/NAME")] = None,
     json: JsonOption = None,
 ) -> None:
     """How to capture a trace of a cluster's engine at its capacity limit: the commands, in order, with reasons.
@@ -173,5 +193,8 @@ def plan(
     from spoc_lib import config
     from spoc_lib.nsight.plan import capture_plan
 
-    result = capture_plan(config.load_cluster(cluster), output=output, seconds=seconds)
+    if seconds <= 0:
+        raise InputError("bad-seconds", f"--seconds {seconds:g}: give the length of the window, more than 0")
+    result = capture_plan(config.load_cluster(cluster), output=output, seconds=seconds,
+                          inside=_inside(container, pod))
     emit(result.to_dict(), json, result.text())

@@ -87,13 +87,15 @@ class Breakdown:
 
         with ThreadPoolExecutor(cpu_threads()) as pool:
             parts = list(pool.map(one, trace.ranks))
-        columns = [dict(zip(trace.ranks, column, strict=True)) for column in zip(*parts, strict=True)]
-        return cls(trace, window, matched, *columns, display_pids(trace))
+        owners, segments, totals = zip(*parts, strict=True)
+        return cls(trace, window, matched, dict(zip(trace.ranks, owners, strict=True)),
+                   dict(zip(trace.ranks, segments, strict=True)), dict(zip(trace.ranks, totals, strict=True)),
+                   display_pids(trace))
 
     def silent(self) -> list[str]:
         """GPUs that ran nothing in the window."""
         return [f"GPU {r.device} of process {self.pids[r]}" for r in self.trace.ranks
-                if not self.owners[r].count.sum()]
+                if not self.owners[r].counts.sum()]
 
     def table(self) -> pd.DataFrame:
         """DECOMPOSITION rows: by phase and category, `idle` among them."""
@@ -107,7 +109,7 @@ class Breakdown:
                 if not where.any():
                     continue
                 window = int(lengths[where].sum())
-                busy, count = ownership.busy_ns[where].sum(axis=0), ownership.count[where].sum(axis=0)
+                busy, count = ownership.busy_ns[where].sum(axis=0), ownership.counts[where].sum(axis=0)
                 idle = int(ownership.gap_ns[where].sum() + ownership.tail_ns[where].sum())
                 for index, category in enumerate(CATEGORIES):
                     if busy[index] or count[index]:
@@ -129,7 +131,7 @@ class Breakdown:
                 "pid": self.pids[rank], "device": rank.device, **step.drop(columns="end_ns").to_dict("series"),
                 "duration_ns": np.diff(segments.boundaries)[inside],
                 "busy_ns": ownership.busy_ns[inside].sum(axis=1), "launch_gap_ns": ownership.gap_ns[inside],
-                "host_gap_ns": ownership.tail_ns[inside], "kernels": ownership.count[inside].sum(axis=1),
+                "host_gap_ns": ownership.tail_ns[inside], "kernels": ownership.counts[inside].sum(axis=1),
                 "launch_bound_share": ownership.gap_ns[inside] / np.diff(segments.boundaries)[inside],
                 **{f"{c}_ns": ownership.busy_ns[inside, i] for i, c in enumerate(CATEGORIES)},
             })
@@ -157,7 +159,7 @@ class Breakdown:
 
     def streams(self) -> pd.DataFrame:
         """One row a (pid, device, stream)."""
-        rows = []
+        rows: list[tuple] = []
         for rank in self.trace.ranks:
             activity = self.trace.activities[rank]
             streams, code = _codes(activity.stream)

@@ -53,7 +53,7 @@ def under_nsys(cluster: Cluster, output: Path) -> Iterator[Cluster]:
         finally:
             subprocess.run([command[0], "rm", "--force", name], capture_output=True, timeout=60, check=False)
         return
-    yield _as_process(cluster, [*nsys_command(str(output.absolute())), *cluster.engine.command, *_PROFILER])
+    yield _as_process(cluster, [*nsys_command(str(output.absolute())), *(cluster.engine.command or ()), *_PROFILER])
 
 
 def _as_process(cluster: Cluster, command: list[str]) -> Cluster:

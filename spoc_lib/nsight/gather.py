@@ -135,7 +135,8 @@ class _Columns:
 
     def __init__(self) -> None:
         self.rows = 0
-        self._arrays = [np.empty(0, dtype) for dtype in (np.int64, np.int64, np.int32, np.int32, np.int64)]
+        dtypes = (np.int64, np.int64, np.int32, np.int32, np.int64)
+        self._arrays: list[np.ndarray] = [np.empty(0, dtype) for dtype in dtypes]
 
     def append(self, parts: list[np.ndarray]) -> None:
         """Rows of one chunk; the last part is empty where the chunk has no correlation ids."""

@@ -16,7 +16,7 @@ class Ownership(NamedTuple):
 
     busy_ns[s, c]: time that category c owns; gap_ns[s]: idle time between activities inside the segment;
     tail_ns[s]: idle time that reaches the segment's end; any_ns[s]: time in which an activity of category `watch`
-    runs, owned or hidden; count[s, c]: activities that start in the segment; gaps[k], gap_sum_ns[k]: idle
+    runs, owned or hidden; counts[s, c]: activities that start in the segment; gaps[k], gap_sum_ns[k]: idle
     intervals by length, see `GAP_LIMITS_NS`. For each segment: busy_ns.sum() + gap_ns + tail_ns = its length.
     """
 
@@ -24,7 +24,7 @@ class Ownership(NamedTuple):
     gap_ns: np.ndarray
     tail_ns: np.ndarray
     any_ns: np.ndarray
-    count: np.ndarray
+    counts: np.ndarray
     gaps: np.ndarray
     gap_sum_ns: np.ndarray
 

@@ -7,22 +7,16 @@ opened.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
-
-import numpy as np
+from typing import NoReturn
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.kerneltrace import SIMULATED, SIMULATED_BY
 from spoc_lib.nsight.sources import TraceSource
 
-if TYPE_CHECKING:
-    from spoc_lib.nsight.trace import Trace
-
 GRAPH_TRACE = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _GRAPH_MODES = ("CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE")
-_RECAPTURE = "capture again with --cuda-graph-trace=node"
-#: In graph mode, kernels that fill less of the window than this show that the work ran where none are recorded.
-_REPRESENTATIVE_RATIO = 0.01
+#: What whoever sees graphs instead of kernels must do.
+RECAPTURE = "capture again with --cuda-graph-trace=node"
 
 
 @dataclass(frozen=True)
@@ -39,24 +33,6 @@ class Metadata:
     diagnostics: tuple[str, ...] = ()
     known_schema: bool = True
     notes: list[str] = field(default_factory=list)
-
-    def check_graphs(self, trace: Trace, accept: bool) -> None:
-        """InputError when CUDA graphs ran and the trace shows them whole, not their kernels."""
-        if self.graph_launches:
-            raise InputError("graph-mode", f"{trace.source.path} holds {self.graph_launches} CUDA graphs as single "
-                             f"entries, so their kernels are not in it: {_RECAPTURE}")
-        if (self.graph_mode or "").lower() != "graph":
-            return
-        first, last = trace.span_ns
-        kernels = sum(len(a) for a in trace.activities.values())
-        busy = sum(int(np.maximum(a.end - a.start, 0).sum()) for a in trace.activities.values())
-        share = busy / max(1, (last - first) * len(trace.ranks))
-        if share < _REPRESENTATIVE_RATIO and not accept:
-            raise InputError("graph-mode", f"{trace.source.path} was captured in CUDA graph mode, which hides the "
-                             f"kernels of graphs, and the {kernels} activities that it shows fill {share:.2%} of the "
-                             f"window: {_RECAPTURE} (or pass --accept-graph-mode if nothing ran in graphs)")
-        trace.notes.append("the capture used CUDA graph mode; no graph launch is recorded, so all kernels are here. "
-                           "For an engine that uses graphs, capture with --cuda-graph-trace=node")
 
 
 def _named(source: TraceSource, table: str, names: tuple[str, ...]) -> dict[str, str]:
@@ -103,11 +79,11 @@ def refuse_without_kernels(source: TraceSource, metadata: Metadata) -> NoReturn:
     """Say why there is nothing to decompose."""
     if metadata.graph_launches:
         raise InputError("graph-mode", f"{source.path} holds {metadata.graph_launches} CUDA graphs as single entries "
-                         f"and no kernels: {_RECAPTURE}")
+                         f"and no kernels: {RECAPTURE}")
     said = "; ".join(f"'{text}'" for text in metadata.diagnostics[:4])
     quoted = f"; the profiler said {said}" if said else ""
     if (metadata.graph_mode or "").lower() == "graph":
-        remedy = f"trace CUDA in every process (-t cuda,nvtx --trace-fork-before-exec=true) and {_RECAPTURE}"
+        remedy = f"trace CUDA in every process (-t cuda,nvtx --trace-fork-before-exec=true) and {RECAPTURE}"
     else:
         remedy = "trace CUDA in every process (-t cuda,nvtx --trace-fork-before-exec=true --cuda-graph-trace=node)"
     raise InputError("no-kernels", f"{source.path} holds no GPU kernels{quoted}: {remedy}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spoc_lib.config import Cluster
+from spoc_lib.nsight.attach import Inside, launch_command
 from spoc_lib.nsight.nsysrep import find_nsys
 from spoc_lib.servers.commands import flag_arguments, merged_flags, model_argument
 
@@ -57,8 +58,12 @@ def gpus_of(cluster: Cluster, flags: Mapping[str, Any]) -> int:
 
 
 def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, output: str = "trace",
-                 seconds: float = 5.0) -> CapturePlan:
-    """The plan for one capture of `seconds` at the steady state of the load, into `output`.nsys-rep."""
+                 seconds: float = 5.0, inside: Inside | None = None) -> CapturePlan:
+    """The plan for one capture of `seconds` at the steady state of the load, into `output`.nsys-rep.
+
+    inside: a running container to capture in (its engine was started by `nsys launch`); default: nsys starts the
+    engine, and the engine's own endpoints open the window.
+    """
     flags = flags or {}
     gpus = gpus_of(cluster, flags)
     if cluster.simulated:
@@ -70,15 +75,16 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
     notes = [] if cluster.engine.kind == "remote" else [
         f"all of this in one go, where nsys and the GPUs are: spoc run {cluster.name} --capture"]
     steps = [
-        _start(cluster, flags, output),
+        _launched(cluster, flags, inside) if inside else _start(cluster, flags, output),
         Step("load it", f"spoc sweep run {cluster.name}", "bring the engine to the users of the capacity limit and "
              "wait until its metrics are steady; a ramp shows a server that nobody runs"),
         Step("pause DCGM's profiling counters", "dcgmi profile --pause",
              "they and nsys share one lock on the GPU's counters; the gap in the metrics is marked, not filled"),
-        Step("open and close the window", f"curl -fsS -X POST {base}/start_profile && sleep {seconds:g} && "
-             f"curl -fsS -X POST {base}/stop_profile",
+        Step("open and close the window", inside.window(output, seconds) if inside else
+             f"curl -fsS -X POST {base}/start_profile && sleep {seconds:g} && curl -fsS -X POST {base}/stop_profile",
              "a few hundred steps are enough, and tracing slows every step a little"),
         Step("resume DCGM", "dcgmi profile --resume", "so that the rest of the run is measured"),
+        Step("fetch the report", inside.fetch(output), "it lies in the container") if inside else
         Step("stop the engine after the report is written", None,
              "workers that are killed during the capture leave a .qdstrm: QdstrmImporter turns it into a report"),
         Step("export", f"nsys export --type sqlite --output {report}.sqlite {report}.nsys-rep",
@@ -86,10 +92,13 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
         Step("decompose", f"spoc nsight decompose {report}.sqlite --expect-gpus {gpus} "
              f"--model {shlex.quote(cluster.model)} --gpu {shlex.quote(cluster.hardware.gpu)}",
              f"fewer than {gpus} GPUs with kernels mean that a rank was not captured")]
-    notes += ["the engine needs /start_profile and /stop_profile, which vLLM offers from 0.13 on with "
-             "--profiler-config.profiler cuda",
-             "where the engine's profiler config knows detailed_trace_annotation, set it: its step ranges then tell "
-             "the roofline what each step computed"]
+    notes += ["the container needs SYS_ADMIN, and nsys in its image or mounted into it" if inside else
+              "the engine needs /start_profile and /stop_profile, which vLLM offers from 0.13 on with "
+              "--profiler-config.profiler cuda",
+              "dcgmi pauses the host engine that it reaches (localhost:5555, another with --host): a dcgm-exporter "
+              "that embeds its own (no -r) is not reached, so stop it for the window if nsys reports a lock",
+              "where the engine's profiler config knows detailed_trace_annotation, set it: its step ranges then tell "
+              "the roofline what each step computed"]
     if cluster.engine.environment:
         notes.append(f"set {', '.join(cluster.engine.environment)} as the cluster file does; values are not "
                      f"repeated here")
@@ -103,6 +112,15 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
 def nsys_command(output: str) -> list[str]:
     """The profiler's part of the command; the engine's follows it."""
     return ["nsys", "profile", *NSYS_OPTIONS, "--force-overwrite=true", f"--output={output}"]
+
+
+def _launched(cluster: Cluster, flags: Mapping[str, Any], inside: Inside) -> Step:
+    command = [*launch_command(), "vllm", "serve", model_argument(cluster),
+               *flag_arguments(merged_flags(cluster, flags))]
+    prefix = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
+    return Step(f"start the engine of {inside.name} by nsys launch", f"{prefix} {shlex.join(command)}",
+                "this is the container's command and environment; nsys cannot begin to trace an engine that started "
+                "without it")
 
 
 def _start(cluster: Cluster, flags: Mapping[str, Any], output: str) -> Step:

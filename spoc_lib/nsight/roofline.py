@@ -184,7 +184,7 @@ def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpe
     sentences = [_step_sentence(table, phase, gpu) for phase in table.phase.unique() if phase != "all"] or [
         _step_sentence(table, "all", gpu)]
     if model.moe is not None:
-        sentences.append(_expert_sentence(table, model, gpu, shown, label, decomposition.simulated))
+        sentences.append(_expert_sentence(table, model.moe.weight_bits, gpu, shown, label, decomposition.simulated))
     binding = max(resources, key=resources.__getitem__)
     over = int((busy.of_roof > 1.05).sum())
     if over:
@@ -230,7 +230,7 @@ def _reach(binds: str, of_roof: float | None) -> str:
     return f"bound by {RESOURCES[binds]}, at {of_roof:.0%} of it"
 
 
-def _expert_sentence(table: pd.DataFrame, model: ModelSpec, gpu: GpuSpec, shown: bool, label: str,
+def _expert_sentence(table: pd.DataFrame, weight_bits: float, gpu: GpuSpec, shown: bool, label: str,
                      simulated: bool) -> str:
     """FP4-naive beside W4A16 beside measured, in the phase where the two differ most."""
     rows = table[(table.category == "moe_gemm") & (table.measured_s > 0)]
@@ -251,6 +251,6 @@ def _expert_sentence(table: pd.DataFrame, model: ModelSpec, gpu: GpuSpec, shown:
         tail = (f"whoever counts on FP4 rates for {gpu.title} expects {row.w4a16_s / row.fp4_naive_s:.1f} times too "
                 f"much of the experts")
     else:
-        tail = (f"both read the same {model.moe.weight_bits:g}-bit weights and DRAM binds them, so the rate of the "
+        tail = (f"both read the same {weight_bits:g}-bit weights and DRAM binds them, so the rate of the "
                 f"products makes no difference here")
     return f"{proof}: {times}; {tail}."

@@ -112,7 +112,8 @@ class SqliteSource:
     def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None,
              starts: Mapping[str, Sequence[str]] | None = None) -> list[tuple]:
         names = ", ".join(f'"{column}"' for column in columns)
-        tests, values = [], []
+        tests: list[str] = []
+        values: list[object] = []
         for column, allowed in (where or {}).items():
             tests.append(f'"{column}" IN ({",".join("?" * len(allowed))})')
             values.extend(allowed)

@@ -62,7 +62,7 @@ def _integer(data, at, width):
 @numba.njit(cache=True, nogil=True)
 def _count(data, pages, page_size, first):
     """Cells on all pages of the buffer; -1 when a page is no leaf of a table."""
-    total = 0
+    total = np.int64(0)
     for p in range(pages):
         base = p * page_size + (100 if p == 0 and first else 0)
         if data[base] != LEAF:
@@ -174,7 +174,7 @@ def leaf_pages(handle: int, root: int, page_size: int) -> list[int]:
 def _buffer(handle: int, numbers: list[int], page_size: int) -> np.ndarray:
     """The pages, one after the other, read run by run."""
     data = np.empty(len(numbers) * page_size, dtype=np.uint8)
-    view = memoryview(data)
+    view = data.data
     pages = np.asarray(numbers, dtype=np.int64)
     cuts = np.flatnonzero(np.diff(pages) != 1) + 1
     starts = np.concatenate(([0], cuts)).tolist()

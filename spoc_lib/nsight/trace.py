@@ -13,7 +13,7 @@ import numpy as np
 from spoc_lib.core.errors import InputError
 from spoc_lib.nsight import nsysrep, nvtx
 from spoc_lib.nsight.gather import NameCodes, RankGatherer
-from spoc_lib.nsight.metadata import Metadata, read_metadata, refuse_without_kernels
+from spoc_lib.nsight.metadata import RECAPTURE, Metadata, read_metadata, refuse_without_kernels
 from spoc_lib.nsight.sources import ParquetSource, SqliteSource, TraceSource
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -24,6 +24,10 @@ MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
 _COPY_KINDS = {1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
                6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host",
                10: "Peer-to-Peer"}
+
+
+#: In graph mode, kernels that fill less of the window than this show that the work ran where none are recorded.
+_REPRESENTATIVE_RATIO = 0.01
 
 
 @dataclass(frozen=True, order=True)
@@ -109,8 +113,28 @@ def load_trace(source: TraceSource, *, accept_graph_mode: bool = False) -> Trace
         refuse_without_kernels(source, metadata)
     reader.copies()
     trace = reader.trace(metadata)
-    metadata.check_graphs(trace, accept_graph_mode)
+    _check_graphs(trace, accept_graph_mode)
     return trace
+
+
+def _check_graphs(trace: Trace, accept: bool) -> None:
+    """InputError when CUDA graphs ran and the trace shows them whole, not their kernels."""
+    metadata, path = trace.metadata, trace.source.path
+    if metadata.graph_launches:
+        raise InputError("graph-mode", f"{path} holds {metadata.graph_launches} CUDA graphs as single entries, so "
+                         f"their kernels are not in it: {RECAPTURE}")
+    if (metadata.graph_mode or "").lower() != "graph":
+        return
+    first, last = trace.span_ns
+    kernels = sum(len(a) for a in trace.activities.values())
+    busy = sum(int(np.maximum(a.end - a.start, 0).sum()) for a in trace.activities.values())
+    share = busy / max(1, (last - first) * len(trace.ranks))
+    if share < _REPRESENTATIVE_RATIO and not accept:
+        raise InputError("graph-mode", f"{path} was captured in CUDA graph mode, which hides the kernels of graphs, "
+                         f"and the {kernels} activities that it shows fill {share:.2%} of the window: {RECAPTURE} "
+                         f"(or pass --accept-graph-mode if nothing ran in graphs)")
+    trace.notes.append("the capture used CUDA graph mode; no graph launch is recorded, so all kernels are here. "
+                       "For an engine that uses graphs, capture with --cuda-graph-trace=node")
 
 
 def _some(tables: frozenset[str]) -> str:

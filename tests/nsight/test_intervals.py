@@ -42,7 +42,7 @@ def test_every_nanosecond_has_one_owner(rows, bounds):
     assert result.gap_sum_ns.sum() == result.gap_ns.sum() + result.tail_ns.sum()
     inside = (start >= bounds[0]) & (start < bounds[-1])
     before = (start < bounds[0]) & (end > bounds[0])
-    assert result.count.sum() == np.count_nonzero(inside | before)
+    assert result.counts.sum() == np.count_nonzero(inside | before)
 
 
 def test_idle_at_a_segments_end_is_its_tail():

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-from spoc_lib import config
+import pytest
+import yaml
+
+from spoc_lib import cli, config
 from spoc_lib.config import Engine
+from spoc_lib.nsight.attach import Inside
 from spoc_lib.nsight.plan import capture_plan
 
 
@@ -55,3 +59,42 @@ def test_flags_change_the_expected_gpus():
 def test_the_twin_needs_no_capture():
     plan = capture_plan(config.load_cluster("sim-2xh200"))
     assert [s.command for s in plan.steps] == ["spoc run sim-2xh200 --only 04"]
+
+
+def test_a_capture_inside_a_running_container_opens_a_session_from_outside():
+    """Docker, Podman and kubectl: the engine is the container's, only the window and the copy come from here."""
+    engine = cluster(kind="remote", base_url="http://gpu-7:8000")
+    plan = capture_plan(engine, output="limit", seconds=3, inside=Inside("docker", "vllm-1"))
+    start = shlex.split(command(plan, "start the engine of vllm-1"))
+    assert start[2:4] == ["nsys", "launch"] and "--session-new=spoc" in start and start[-1] != "--wait=primary"
+    assert "--cuda-graph-trace=node" in start and "VLLM_WORKER_MULTIPROC_METHOD=spawn" in start
+    assert command(plan, "open and close") == (
+        "docker exec vllm-1 nsys start --session=spoc --sample=none --cpuctxsw=none --force-overwrite=true "
+        "--output=/tmp/limit && sleep 3 && docker exec vllm-1 nsys stop --session=spoc")
+    assert command(plan, "fetch") == "docker cp vllm-1:/tmp/limit.nsys-rep limit.nsys-rep"
+    assert any("SYS_ADMIN" in note for note in plan.notes)
+
+    pod = capture_plan(engine, inside=Inside("kubectl", "vllm-0", "serving"))
+    assert command(pod, "open and close").startswith("kubectl exec --namespace serving vllm-0 -- nsys start")
+    assert command(pod, "fetch") == "kubectl cp --namespace serving vllm-0:tmp/trace.nsys-rep trace.nsys-rep"
+    assert "podman exec v nsys start" in command(capture_plan(engine, inside=Inside("podman", "v")), "open and close")
+
+
+def test_the_command_line_prints_the_plan_of_a_container_or_a_pod(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(cluster(kind="remote", base_url="http://gpu-7:8000").model_dump(
+        mode="json", exclude_none=True)))
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["spoc", "nsight", "plan", str(path), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, capsys.readouterr()
+
+    code, said = run("--pod", "serving/vllm-0")
+    assert code == 0 and "kubectl exec --namespace serving vllm-0" in said.out
+    assert "docker exec ctr nsys stop" in run("--container", "ctr")[1].out
+    code, said = run("--container", "a", "--pod", "b")
+    assert code == 2 and "--container and --pod" in said.err
+    code, said = run("--seconds", "0")
+    assert code == 2 and "--seconds 0" in said.err
