@@ -1,13 +1,13 @@
 """The load client beside its peers, against the same paced server, the client on one core.
 
     python benchmarks/load.py [--lanes streams,prompts30k,prompts128k,soak] [--seconds 30] [--json FILE]
-    python benchmarks/load.py --lanes streams,guidellm,aiperf --peers FOLDER
+    python benchmarks/load.py --lanes streams,guidellm,aiperf,inference-perf,genai-bench,vllm-bench --peers FOLDER
 
 The paced server (200 ms to the first token, then one every 20 ms, events of about 250 bytes) has a core of its own
 where the machine has two. Lanes: `streams` 300 users of 200 tokens; `prompts30k` 50 users with 30 000-token prompts;
 `prompts128k` 10 users with 128 000-token ones (512 kB bodies); `soak` watches memory (judged from `--seconds 300` on);
-`guidellm`, `aiperf` are peers from PyPI, each in its own environment below `--peers` (made on first use, which needs
-the network and minutes).
+`guidellm`, `aiperf`, `inference-perf`, `genai-bench` are peers from PyPI, each in its own environment below `--peers`
+(made on first use, which needs the network and minutes); `vllm-bench` is `vllm bench serve` of `--vllm`, where present.
 
 Figures: streams truly in flight (the server's own integral, over the middle of the run); TTFT error = measured by the
 client minus 200 ms; gap error = |gap - 20 ms| for each token; stamp lag = our stamp minus the server's own write; CPU a
@@ -26,20 +26,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
+from load_peers import PEERS, NotHere, Task, byte_tokenizer, environment, surroundings
 
 from spoc_lib.core.files import plain, to_json, write_json
 from spoc_lib.load.clientcheck import judge, paced_report, paced_server
 
 TTFT_S, ITL_S = 0.2, 0.02
 USERS, OUTPUT_TOKENS = 300, 200
-PEERS = {"guidellm": "guidellm==0.8.1", "aiperf": "aiperf==0.13.0"}
 
 
 @dataclass(frozen=True)
@@ -155,79 +154,26 @@ def client(name: str, url: str, seconds: float, folder: Path) -> None:
                              "schedule_lag_p99_s": summary["schedule_lag_s"]["p99"]})).decode())
 
 
-def peer_environment(name: str, folder: Path) -> Path:
-    """The bin folder of the peer's own environment, made when it is not there."""
-    home = folder / name
-    if not (home / "bin" / name).exists():
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        subprocess.run([str(home / "bin" / "pip"), "install", "-q", PEERS[name]], check=True)
-    return home / "bin"
-
-
-def guidellm(binary: Path, url: str, seconds: float, folder: Path) -> tuple[list[str], Callable[[], dict[str, Any]]]:
-    """Command, and the reader of its report."""
-    data = folder / "data.jsonl"
-    data.write_text("".join(orjson.dumps({"prompt": f"{k:016x} " + "x" * 48, "output_tokens_count": OUTPUT_TOKENS})
-                            .decode() + "\n" for k in range(4000)))
-    report = folder / "report.json"
-    command = [str(binary / "guidellm"), "run", "--backend", f"kind=openai_http,target={url},model=paced",
-               "--profile", f"kind=concurrent,streams={USERS}", "--constraint",
-               f"kind=max_duration,seconds={int(seconds)}", "--data", f"kind=json_file,path={data}",
-               "--output", f"kind=json,path={report}", "--disable-progress"]
-
-    def read() -> dict[str, Any]:
-        metrics = orjson.loads(report.read_bytes())["benchmarks"][0]["metrics"]
-        ttft = metrics["time_to_first_token_ms"]["successful"]["percentiles"]
-        return {"ttft_error_p50_s": ttft["p50"] / 1e3 - TTFT_S, "ttft_error_p99_s": ttft["p99"] / 1e3 - TTFT_S}
-
-    return command, read
-
-
-#: A tokenizer of single bytes, made with the peer's own library: no download, and its cost is the least possible.
-BYTE_TOKENIZER = """
-import sys
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-tokenizer = Tokenizer(models.BPE(vocab={c: k for k, c in enumerate([*alphabet, "<eos>"])}, merges=[]))
-tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<eos>").save_pretrained(sys.argv[1])
-"""
-
-
-def aiperf(binary: Path, url: str, seconds: float, folder: Path) -> tuple[list[str], Callable[[], dict[str, Any]]]:
-    """Command, and the reader of its report."""
-    tokenizer = folder / "tokenizer"
-    subprocess.run([str(binary / "python"), "-c", BYTE_TOKENIZER, str(tokenizer)], check=True, capture_output=True)
-    command = [str(binary / "aiperf"), "profile", "--model", "paced", "--url", url, "--endpoint-type", "chat",
-               "--streaming", "--concurrency", str(USERS), "--benchmark-duration", str(int(seconds)),
-               "--benchmark-grace-period", "10", "--synthetic-input-tokens-mean", "64", "--output-tokens-mean",
-               str(OUTPUT_TOKENS), "--use-server-token-count", "--tokenizer", str(tokenizer), "--ui", "none",
-               "--artifact-dir", str(folder)]
-
-    def read() -> dict[str, Any]:
-        ttft = orjson.loads(next(folder.rglob("profile_export_aiperf.json")).read_bytes())["time_to_first_token"]
-        return {"ttft_error_p50_s": ttft["p50"] / 1e3 - TTFT_S, "ttft_error_p99_s": ttft["p99"] / 1e3 - TTFT_S}
-
-    return command, read
-
-
-def peer_lane(name: str, seconds: float, environments: Path) -> dict[str, Any]:
+def peer_lane(name: str, seconds: float, environments: Path, vllm: Path) -> dict[str, Any]:
     """Run a peer with 300 concurrent streams; what it cannot do is said, not guessed."""
-    binary = peer_environment(name, environments)
+    try:
+        binaries = environment(name, environments, vllm)
+    except NotHere as why:
+        return {"lane": name, "failed": str(why)}
     with paced_server(TTFT_S, ITL_S, pinned(0), log=False) as url, tempfile.TemporaryDirectory() as folder:
+        peer, home = PEERS[name], Path(folder)
+        task = Task(binaries / peer.program, url, USERS, OUTPUT_TOKENS, seconds, TTFT_S + (OUTPUT_TOKENS - 1) * ITL_S,
+                    home, byte_tokenizer(binaries, home))
         watch = InFlight(url, seconds * 0.4, seconds * 0.8)
-        command, read = {"guidellm": guidellm, "aiperf": aiperf}[name](binary, url, seconds, Path(folder))
-        # offline, guidellm needs no hub; aiperf would then look for a cached one instead of the folder it is given
-        offline = {**os.environ, "HF_HUB_OFFLINE": "1"} if name == "guidellm" else dict(os.environ)
-        cpu_s, result = timed([*pinned(1), *command], cwd=folder, env=offline, timeout=seconds * 4 + 240)
+        cpu_s, result = timed([*pinned(1), str(task.binary), *peer.command(task)], cwd=folder, env=surroundings(name),
+                              timeout=seconds * 4 + 240)
         report = paced_report(url)
-        tokens = report["tokens"]
-        if result.returncode or not tokens:
+        if result.returncode or not report["tokens"]:
             return {"lane": name, "failed": (result.stderr or result.stdout)[-1500:]}
-        figures = read()
-        return {"lane": name, "in_flight_server": watch.result(), "server_late_p99_s": report["late_p99_s"], **figures,
-                "cpu_us_per_token_whole_command": 1e6 * cpu_s / tokens}
+        p50_s, p99_s = peer.read(task)
+        return {"lane": name, "in_flight_server": watch.result(), "server_late_p99_s": report["late_p99_s"],
+                "ttft_error_p50_s": p50_s - TTFT_S, "ttft_error_p99_s": p99_s - TTFT_S,
+                "cpu_us_per_token_whole_command": 1e6 * cpu_s / report["tokens"]}
 
 
 def ms(row: dict[str, Any], name: str) -> str:
@@ -257,6 +203,7 @@ def main() -> int:
     parser.add_argument("--lanes", default="streams,prompts30k,prompts128k")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--peers", type=Path, default=Path(".peers"), help="folder for the peers' environments")
+    parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm"), help="environment that holds vLLM")
     parser.add_argument("--json")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
@@ -270,7 +217,7 @@ def main() -> int:
         if name not in LANES and name not in PEERS:
             parser.error(f"unknown lane '{name}': use {', '.join([*LANES, *PEERS])}")
         results.append(own_lane(name, arguments.seconds) if name in LANES
-                       else peer_lane(name, arguments.seconds, arguments.peers.resolve()))
+                       else peer_lane(name, arguments.seconds, arguments.peers.absolute(), arguments.vllm.absolute()))
     if arguments.json == "-":
         print(to_json(results))
     else:

@@ -14,11 +14,13 @@ import socket as plain_socket
 import struct
 import sys
 import time
+from typing import Any
 
 import gevent
 import gevent.socket
 from geventhttpclient.client import HTTPClient, HTTPClientPool
 from geventhttpclient.connectionpool import ConnectionPool, SSLConnectionPool
+from geventhttpclient.url import URL
 
 SO_TIMESTAMPNS = 35  # Linux, asm-generic; Python's socket module does not name it
 KERNEL_STAMPS = sys.platform == "linux"
@@ -107,9 +109,9 @@ class IdleWatch:
                     sock.shutdown(plain_socket.SHUT_RDWR)
 
 
-class Reserving:
-    """For a ConnectionPool: a user may open its connection shortly before it sends, so that the making of a connection
-    is no part of its time to first token."""
+class Reserving(ConnectionPool):
+    """Connections made ahead: a user may open its own shortly before it sends, so that making it is no part of its time
+    to first token."""
 
     def reserve(self) -> None:
         """Take a connection for the current greenlet's next request. A failure is left to that request to meet."""
@@ -130,10 +132,10 @@ class Reserving:
 
 
 class TlsPool(Reserving, SSLConnectionPool):
-    """TLS connections, made ahead; their stamps are the client's own."""
+    """TLS connections; their stamps are the client's own."""
 
 
-class ArrivalPool(Reserving, ConnectionPool):
+class ArrivalPool(Reserving):
     """Connections of `ArrivalSocket`s; one idle for longer than `IDLE_LIMIT_S` is not used again."""
 
     def _create_tcp_socket(self, family: int, socktype: int, protocol: int) -> ArrivalSocket:
@@ -144,11 +146,11 @@ class ArrivalPool(Reserving, ConnectionPool):
                 sock.setsockopt(plain_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         return sock
 
-    def return_socket(self, sock: ArrivalSocket) -> None:
+    def return_socket(self, sock: Any) -> None:
         sock.idle_since_s = time.monotonic()
         super().return_socket(sock)
 
-    def _is_socket_alive(self, sock: ArrivalSocket) -> bool:
+    def _is_socket_alive(self, sock: Any) -> bool:
         """Fresh, and nothing to read (neither an end nor leftovers); without giving other users the turn, which
         would come between the stamp of a request and its sending."""
         if sock.fileno() < 0 or (sock.idle_since_s and time.monotonic() - sock.idle_since_s > IDLE_LIMIT_S):
@@ -165,14 +167,14 @@ class ArrivalPool(Reserving, ConnectionPool):
 class ArrivalClientPool(HTTPClientPool):
     """geventhttpclient's pool of clients, with connections made ahead and, on plain HTTP, stamped by the kernel."""
 
-    def get_client(self, url: object) -> HTTPClient:
+    def get_client(self, url: str | URL) -> HTTPClient:
         client = super().get_client(url)
         old = client._connection_pool
         if not isinstance(old, Reserving):
-            common = {"size": old.size, "network_timeout": old.network_timeout,
-                      "connection_timeout": old.connection_timeout}
+            common: dict[str, Any] = {"size": old.size, "network_timeout": old.network_timeout,
+                                      "connection_timeout": old.connection_timeout}
             where = (old._connection_host, old._connection_port, old._request_host, old._request_port)
-            if client.ssl:
+            if isinstance(old, SSLConnectionPool):
                 context = old.ssl_context
                 client._connection_pool = TlsPool(*where, insecure=old.insecure, ssl_options=old.ssl_options,
                                                   ssl_context_factory=lambda **_: context, **common)
@@ -182,4 +184,6 @@ class ArrivalClientPool(HTTPClientPool):
 
     def reserve(self, url: str) -> None:
         """Open a connection to `url`'s server for the current greenlet's next request."""
-        self.get_client(url)._connection_pool.reserve()
+        pool = self.get_client(url)._connection_pool
+        assert isinstance(pool, Reserving)  # `get_client` sees to it
+        pool.reserve()

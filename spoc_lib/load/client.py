@@ -17,15 +17,17 @@ import gevent
 import gevent.monkey
 import pyarrow as pa
 from gevent.threadpool import ThreadPool
+from locust.contrib.fasthttp import LocustUserAgent
 from locust.env import Environment
 from locust.runners import STATE_RUNNING, Runner
 
 from spoc_lib.load.arrivals import KERNEL_STAMPS, ArrivalClientPool, WallOffset
 from spoc_lib.load.bodies import BodyEncoder
 from spoc_lib.load.plan import LoadPlan
+from spoc_lib.load.player import Player
 from spoc_lib.load.rung import Rung
 from spoc_lib.load.script import material
-from spoc_lib.load.user import Player, ScriptedUser
+from spoc_lib.load.user import ScriptedUser
 
 TICK_S = 0.01
 FLUSH_S = 1.0
@@ -79,6 +81,7 @@ def prepare(plan: LoadPlan, rung: Rung, process: int, boss: Boss) -> None:
 
 def user_class(plan: LoadPlan, rung: Rung) -> type[ScriptedUser]:
     """The Locust user class of this rung; one connection pool for all users, one connection a request in flight."""
+    LocustUserAgent.valid_response_codes = frozenset(range(100, 600))  # the status is read here, not raised by Locust
     pool = ArrivalClientPool(concurrency=plan.users + 8, network_timeout=plan.idle_timeout_s,
                              connection_timeout=min(30.0, plan.idle_timeout_s), insecure=not plan.verify_tls,
                              ssl_context_factory=_tls(plan))
@@ -91,7 +94,8 @@ def _tls(plan: LoadPlan) -> Any:
         return None
     import ssl
 
-    return ssl.create_default_context if plan.verify_tls else ssl._create_unverified_context
+    # called with a file of authorities of the library's choice; the system's own, or SSL_CERT_FILE, are meant
+    return lambda **_: ssl.create_default_context() if plan.verify_tls else ssl._create_unverified_context()
 
 
 class Client:
@@ -184,6 +188,7 @@ class Client:
             "live_users": rung.live, "in_flight_users": rung.in_flight,
             "thinking_users": rung.live - rung.in_flight, "planned_total": books.planned,
             "completed_total": books.completed, "failed_total": books.failed, "tokens_total": books.tokens,
+            "late_prepare_seconds_total": rung.late_prepare_s, "late_send_seconds_total": rung.late_send_s,
             "client_cpu_seconds_total": use.ru_utime + use.ru_stime, "client_memory_bytes": resident_bytes(),
             "client_loop_lag_p99_s": lags[int(len(lags) * 0.99)], "client_loop_lag_max_s": lags[-1],
         })

@@ -1,16 +1,14 @@
-"""Measure the measurer: this client against a paced server on the same box, and the gate that follows from it."""
+"""Measure the measurer: this client against a paced server on the same box."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,57 +20,22 @@ from spoc_lib.core.errors import SpocError
 from spoc_lib.core.files import write_json
 from spoc_lib.core.stats import percentile
 from spoc_lib.load import figures
+from spoc_lib.load.gate import CPU_SHARE, LAG_SHARE, SelfCheck, host_key, stored_path
 from spoc_lib.load.plan import FixedTurns, LoadPlan
+from spoc_lib.load.runner import LoadRun, run
 from spoc_lib.load.script import fixed_stream
 
-#: A rung over this share of the client's ceiling is the client's result, not the server's.
-CEILING_SHARE = 0.5
-#: Stamps later than this share of the measured gap spoil it.
-LAG_SHARE = 0.1
-#: One Python process at this share of a core has no room for lateness.
-CPU_SHARE = 0.85
 WALL_US = 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class SelfCheck:
-    """What the client can do on this host, against a server whose answers are known.
-
-    `lag_*`: the client's stamp of a token minus the moment at which the paced server wrote it. Errors are measured
-    minus configured: TTFT, and each gap (absolute); the server's own lateness (`server_late_*`) is part of them.
-    `ceiling_tokens_per_s` (one process): the tokens a second at which this process's core would be full;
-    `ceiling_users` at the tested pace.
-    """
-
-    host: str
-    users: int
-    itl_s: float
-    ttft_s: float
-    tokens_per_s: float
-    in_flight_users: float
-    lag_p50_s: float
-    lag_p99_s: float
-    ttft_error_p50_s: float
-    ttft_error_p99_s: float
-    gap_error_p50_s: float
-    gap_error_p99_s: float
-    cpu_us_per_token: float
-    ceiling_tokens_per_s: float
-    ceiling_users: float
-    server_late_p50_s: float
-    server_late_p99_s: float
-    startup_s: float
-    stamps: str
-    passed: bool
-    sentence: str
-
-
 @contextlib.contextmanager
-def paced_server(ttft_s: float, itl_s: float, prefix: tuple[str, ...] = (), log: bool = True) -> Iterator[str]:
+def paced_server(ttft_s: float, itl_s: float, prefix: tuple[str, ...] = (), log: bool = True,
+                 host: str = "127.0.0.1") -> Iterator[str]:
     """The paced server as a process of its own; yields its base URL. `prefix`: a command to run it under (taskset)."""
     command = [*prefix, sys.executable, "-m", "spoc_lib.load.paced", "--ttft", str(ttft_s), "--itl", str(itl_s),
-               *(["--log"] if log else [])]
+               "--host", host, *(["--log"] if log else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    assert process.stdout is not None  # a pipe
     try:
         line = process.stdout.readline()
         if not line:
@@ -106,8 +69,6 @@ def selfcheck(users: int = 100, duration_s: float = 10.0, *, ttft_s: float = 0.2
 
     Stored for this host (see `stored_path`), where every later rung finds it.
     """
-    from spoc_lib.load.runner import run
-
     with contextlib.ExitStack() as stack:
         base_url = stack.enter_context(paced_server(ttft_s, itl_s))
         where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spoc-selfcheck-")))
@@ -124,7 +85,7 @@ def selfcheck(users: int = 100, duration_s: float = 10.0, *, ttft_s: float = 0.2
     return check
 
 
-def judge(result: Any, ttft_s: float, itl_s: float, report: Mapping[str, Any]) -> SelfCheck:
+def judge(result: LoadRun, ttft_s: float, itl_s: float, report: Mapping[str, Any]) -> SelfCheck:
     """The SelfCheck of a LoadRun against a paced server and that server's own report."""
     start_s, end_s = result.window
     timed = figures.started_in(result.requests, start_s, end_s)
@@ -163,41 +124,3 @@ def stamp_lags(requests: pd.DataFrame, chunks: pd.DataFrame, writes: Mapping[str
         if len(wrote) == len(stamped):
             lags.append(stamped - wrote)
     return np.concatenate(lags)
-
-
-def host_key() -> str:
-    """Names the host whose client was measured: another machine or Python needs its own check."""
-    return f"{platform.node()} {os.cpu_count()} cpus Python {platform.python_version()}"
-
-
-def stored_path() -> Path:
-    """Where the last self-check of this host lies: `SPOC_CACHE` or the user's cache folder."""
-    base = os.environ.get("SPOC_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spoc"
-    return Path(base) / "selfcheck.json"
-
-
-def stored() -> SelfCheck | None:
-    """The stored self-check of this host; None when there is none (the summary then says so)."""
-    try:
-        check = SelfCheck(**orjson.loads(stored_path().read_bytes()))
-    except (OSError, orjson.JSONDecodeError, TypeError):
-        return None
-    return check if check.host == host_key() else None
-
-
-def client_limits(summary: Mapping[str, Any], processes: int, check: SelfCheck | None) -> list[str]:
-    """Sentences that say why a rung's figures are the client's rather than the server's; empty when they are not."""
-    limits = []
-    if summary["client_cpu_ratio"] > CPU_SHARE:
-        limits.append(f"a client process used {100 * summary['client_cpu_ratio']:.0f} % of its core")
-    if check is None:
-        return limits
-    share = summary["output_tokens_per_s"] / (check.ceiling_tokens_per_s * processes or np.inf)
-    if share > CEILING_SHARE:
-        limits.append(f"{summary['output_tokens_per_s']:,.0f} tokens/s are {100 * share:.0f} % of the client's "
-                      f"ceiling of {check.ceiling_tokens_per_s * processes:,.0f}")
-    itl = summary["itl_s"]["p50"]
-    if np.isfinite(itl) and check.lag_p99_s > LAG_SHARE * itl:
-        limits.append(f"the client's lag p99 of {1e3 * check.lag_p99_s:.1f} ms is over {100 * LAG_SHARE:.0f} % "
-                      f"of the measured ITL of {1e3 * itl:.1f} ms")
-    return limits

@@ -7,11 +7,12 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import gevent
 import orjson
-from geventhttpclient.response import HTTPParseError, HTTPResponse
-from locust.contrib.fasthttp import FastHttpSession, FastResponse
+from geventhttpclient.response import HTTPParseError, HTTPResponse, HTTPSocketResponse
+from locust.contrib.fasthttp import ErrorResponse, FastHttpSession, FastResponse
 
 from spoc_lib.load.arrivals import ArrivalSocket, IdleWatch
 from spoc_lib.load.sse import StreamReader, classify_error
@@ -53,8 +54,9 @@ def exchange(session: FastHttpSession, url: str, body: bytes, headers: dict[str,
     limit.start()
     response: FastResponse | None = None
     try:
-        response = session.post(url, data=body, headers=headers, stream=True, name=url)
-        if response.status_code == 0:
+        # Locust annotates `data` as text, and what is used as a context manager there: bytes are passed on as they are
+        response = cast(FastResponse, session.post(url, data=cast(str, body), headers=headers, stream=True, name=url))
+        if isinstance(response, ErrorResponse):
             _failed(result, response.error)
         else:
             result.status = response.status_code
@@ -77,7 +79,7 @@ def exchange(session: FastHttpSession, url: str, body: bytes, headers: dict[str,
 
 def _read_stream(response: FastResponse, result: Exchange) -> None:
     stream, reader = response.stream, result.reader
-    if "text/event-stream" not in str(response.headers.get("content-type", "text/event-stream")):
+    if "text/event-stream" not in _header(response, "content-type", "text/event-stream"):
         return _read_error(response, result)
     _pump(stream, result)
     now = time.monotonic()
@@ -97,14 +99,19 @@ def _read_stream(response: FastResponse, result: Exchange) -> None:
     return None
 
 
-def _pump(stream: object, result: Exchange) -> None:
+def _header(response: FastResponse, name: str, otherwise: str = "") -> str:
+    return otherwise if response.headers is None else str(response.headers.get(name, otherwise))
+
+
+def _pump(stream: HTTPSocketResponse, result: Exchange) -> None:
     """Read what is there as it comes, stamp it, parse in small batches.
 
     `read(n)` of the library would wait for n bytes and smear the stamps; so the socket is read here and the
     library's parser fed. A first piece may have come with the headers.
     """
     reader, buffer = result.reader, stream._body_buffer
-    sock, pieces = stream._sock, []
+    sock: Any = stream._sock
+    pieces: list[tuple[float, bytes]] = []
     stamped = isinstance(sock, ArrivalSocket)
     if buffer:
         pieces.append((sock.arrival_s if stamped else time.monotonic(), bytes(buffer)))
@@ -176,7 +183,7 @@ def _read_error(response: FastResponse, result: Exchange) -> None:
             else classify_error(said, "bad_event"))
     else:
         result.error_class, result.error_message = classify_error(said, f"http_{status}")
-    result.retry_after_s = retry_after(response.headers.get("retry-after"))
+    result.retry_after_s = retry_after(_header(response, "retry-after"))
 
 
 def retry_after(value: object) -> float | None:

@@ -63,19 +63,32 @@ def e2e_values(requests: pd.DataFrame) -> np.ndarray:
 
 
 def think_times(requests: pd.DataFrame) -> pd.Series:
-    """Seconds between the end of a user's previous request and the sending of this one; NaN for the first."""
+    """Seconds between the end of a user's previous request and the intended sending of this one; NaN for the first."""
     ordered = requests.sort_values(["user", "send_s"], kind="stable")
-    return (ordered["send_s"] - ordered.groupby("user")["end_s"].shift()).reindex(requests.index)
+    return (ordered["intended_send_s"] - ordered.groupby("user")["end_s"].shift()).reindex(requests.index)
+
+
+def late_users(requests: pd.DataFrame, start_s: float, end_s: float) -> float:
+    """Mean number of users in the window whose next request was due and not yet sent: the client's own lateness."""
+    if requests.empty or end_s <= start_s:
+        return 0.0
+    late = requests["send_s"].clip(upper=end_s) - requests["intended_send_s"].clip(lower=start_s)
+    return float(late.clip(lower=0.0).sum() / (end_s - start_s))
 
 
 def little(requests: pd.DataFrame, live: float, start_s: float, end_s: float) -> dict[str, float]:
-    """Little's law in the window, N = X (R + Z): throughput, mean response, mean think, and the error ratio
-    X (R + Z) / N - 1. Requests count by their end, with the think time that went before them."""
+    """Little's law in the window, N = X (R + Z + L): throughput, mean response, think and lateness of the client (from
+    the intended to the actual sending), and the error ratio X (R + Z + L) / N - 1. Requests count by their end, with
+    the think time and the lateness that went before them."""
     ended = requests[(requests["end_s"] >= start_s) & (requests["end_s"] < end_s)
                      & (requests["outcome"] != "censored")]
     rate = len(ended) / (end_s - start_s) if end_s > start_s else math.nan
-    response = float((ended["end_s"] - ended["send_s"]).mean()) if len(ended) else math.nan
+    response, late = math.nan, math.nan
+    if len(ended):
+        response = float((ended["end_s"] - ended["send_s"]).mean())
+        late = float((ended["send_s"] - ended["intended_send_s"]).mean())
     thought = think_times(requests).reindex(ended.index).dropna()
     think = float(thought.mean()) if len(thought) else math.nan
-    error = rate * (response + think) / live - 1 if live else math.nan
-    return {"request_rate_per_s": rate, "response_s": response, "think_s": think, "little_error_ratio": error}
+    error = rate * (response + think + late) / live - 1 if live else math.nan
+    return {"request_rate_per_s": rate, "response_s": response, "think_s": think, "late_s": late,
+            "little_error_ratio": error}

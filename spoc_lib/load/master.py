@@ -69,6 +69,8 @@ class Master:
 
     def __init__(self, plan: LoadPlan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
+        if plan.master is None:
+            raise ValueError("the plan names no address for its workers")
         host, port = host_and_port(plan.master)
         self.environment = Environment(stop_timeout=0)
         self.runner: MasterRunner = self.environment.create_master_runner(host, port)

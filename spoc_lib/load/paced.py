@@ -162,12 +162,12 @@ class FineSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
 
-async def serve(port: int, ttft_s: float, itl_s: float, log: bool = False) -> None:
-    """Serve on 127.0.0.1 until the parent goes away; print one JSON line with the URL when ready."""
+async def serve(host: str, port: int, ttft_s: float, itl_s: float, log: bool = False) -> None:
+    """Serve on `host` until the parent goes away; print one JSON line with the URL when ready."""
     pacer = Pacer(ttft_s, itl_s, log)
-    server = await asyncio.start_server(lambda r, w: handle(pacer, r, w), "127.0.0.1", port, limit=1 << 24,
+    server = await asyncio.start_server(lambda r, w: handle(pacer, r, w), host, port, limit=1 << 24,
                                         backlog=4096)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    url = f"http://{host}:{server.sockets[0].getsockname()[1]}"
     print(orjson.dumps({"base_url": url, "pid": os.getpid(), "started_s": time.monotonic()}).decode(), flush=True)
     parent = os.getppid()
     async with server:
@@ -177,13 +177,14 @@ async def serve(port: int, ttft_s: float, itl_s: float, log: bool = False) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ttft", type=float, default=0.2, help="seconds")
     parser.add_argument("--itl", type=float, default=0.02, help="seconds")
     parser.add_argument("--log", action="store_true", help="keep the time of every token written")
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(FineSelector())) as runner:
-        runner.run(serve(arguments.port, arguments.ttft, arguments.itl, arguments.log))
+        runner.run(serve(arguments.host, arguments.port, arguments.ttft, arguments.itl, arguments.log))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from spoc_lib.core.yamlfile import Strict
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
+#: A header with one of these in its name is a credential, and a plan is written to disk.
+SECRET_WORDS = ("authorization", "api-key", "apikey", "token", "secret", "cookie")
 
 
 class FixedTurns(Strict):
@@ -33,7 +35,8 @@ class LoadPlan(Strict):
     endpoint first (vLLM in development mode, the embedded engine); `warm` wants what earlier rungs left.
     `tokenizer` says whose tokens the sizes are: `offline` (o200k with this workbench's template), or `target`: text,
     the template's overhead and the context limit are measured through the server's `/tokenize`.
-    The API key is read from the environment variable named by `api_key_env`; it stands nowhere else.
+    The API key is read from the environment variable named by `api_key_env`; it stands nowhere else. `verify_tls`: a
+    certificate must come from an authority that the system knows, or that the file named by SSL_CERT_FILE holds.
     """
 
     base_url: str
@@ -72,12 +75,15 @@ class LoadPlan(Strict):
     def _http(cls, value: str) -> str:
         if not value.startswith(("http://", "https://")):
             raise ValueError("must start with http:// or https://, for example http://127.0.0.1:8000")
+        if "@" in value.split("//", 1)[1].split("/", 1)[0]:
+            raise ValueError("must not hold a user or password: credentials come from an environment variable, named in"
+                             " 'api_key_env'")
         return value.rstrip("/")
 
     @field_validator("headers")
     @classmethod
     def _no_secret(cls, value: dict[str, str]) -> dict[str, str]:
-        if any(name.lower() in ("authorization", "api-key", "x-api-key") for name in value):
+        if any(word in name.lower() for name in value for word in SECRET_WORDS):
             raise ValueError("credentials come from an environment variable: name it in 'api_key_env'")
         return value
 

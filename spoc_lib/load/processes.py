@@ -32,13 +32,15 @@ class Client:
         self.process = subprocess.Popen(
             [sys.executable, "-m", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._log, start_new_session=True)
-        os.set_blocking(self.process.stdout.fileno(), False)
+        assert self.process.stdin is not None and self.process.stdout is not None  # both are pipes
+        self.input, self.output = self.process.stdin, self.process.stdout
+        os.set_blocking(self.output.fileno(), False)
         self._partial = b""
 
     def read(self) -> list[dict[str, Any]]:
         """The whole lines that have come; at the end of the stream the rest."""
         try:
-            data = self.process.stdout.read()
+            data = self.output.read()
         except BlockingIOError:
             return []
         *lines, self._partial = (self._partial + (data or b"")).split(b"\n")
@@ -53,19 +55,19 @@ class Client:
     def go(self, start_s: float) -> None:
         """Name the start of the rung; a child that died meanwhile is found by `poll`."""
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(orjson.dumps({"start_s": start_s}) + b"\n")
-            self.process.stdin.flush()
+            self.input.write(orjson.dumps({"start_s": start_s}) + b"\n")
+            self.input.flush()
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()  # ends a child that still waits for its start
+            self.input.close()  # ends a child that still waits for its start
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def close(self) -> None:
-        self.process.stdout.close()
+        self.output.close()
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self.input.close()
         self._log.close()
 
     def log_tail(self) -> str:
@@ -89,8 +91,8 @@ class Clients:
         deadline (monotonic)."""
         with selectors.DefaultSelector() as selector:
             for client in self.all:
-                if not client.process.stdout.closed:
-                    selector.register(client.process.stdout, selectors.EVENT_READ, client)
+                if not client.output.closed:
+                    selector.register(client.output, selectors.EVENT_READ, client)
             while time.monotonic() < deadline_s:
                 ended = [client.process.poll() is not None for client in self.all]
                 for key, _ in selector.select(0 if all(ended) else wait_s):

@@ -154,21 +154,25 @@ def _columns(requests: array, times: array, tokens: array) -> pa.Table:
     return pa.table(columns, schema=schemas.CHUNKS)
 
 
-def settle(folders: Sequence[Path], target: Path, cut_s: float, cut_class: str) -> dict[str, pd.DataFrame]:
+def planned_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Every request that a client process set out to send: the first columns of REQUESTS, and `reuse.boundaries`."""
+    return [row for folder in folders for row in read_lines(folder / PLANNED)]
+
+
+def settle(folders: Sequence[Path], planned: Sequence[Mapping[str, Any]], target: Path, cut_s: float,
+           cut_class: str) -> dict[str, pd.DataFrame]:
     """Merge the books of all client processes into `target` and close them.
 
-    What was planned and has no row of its own becomes a censored row, ended at `cut_s`, of class `cut_class`.
+    What was `planned` and has no row of its own becomes a censored row, ended at `cut_s`, of class `cut_class`.
     Returns the three tables as DataFrames, by name.
     """
-    merged = {name: [] for name in TABLES}
-    planned: list[dict[str, Any]] = []
+    merged: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
     partial: list[pa.Table] = []
     for folder in folders:
         for name, schema in TABLES.items():
             path = TableAppender.recover(folder / f"{name}.parquet", schema)
             if path.exists():
                 merged[name].append(pq.read_table(path))
-        planned += read_lines(folder / PLANNED)
         partial.append(pq.read_table(TableAppender.recover(folder / PARTIAL, schemas.CHUNKS)))
     tables = {name: pa.concat_tables(parts) if parts else TABLES[name].empty_table()
               for name, parts in merged.items()}

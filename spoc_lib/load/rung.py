@@ -9,20 +9,19 @@ import time
 import traceback
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gevent.event
 from locust.exception import StopUser
 
 from spoc_lib.core.stats import percentile
 from spoc_lib.load.endpoint import api_key
+from spoc_lib.load.exchange import Exchange
 from spoc_lib.load.plan import LoadPlan
+from spoc_lib.load.player import Player
 from spoc_lib.load.records import Books
+from spoc_lib.load.reuse import boundaries
 from spoc_lib.workload.script import Turn
-
-if TYPE_CHECKING:
-    from spoc_lib.load.exchange import Exchange
-    from spoc_lib.load.user import Player
 
 #: Requests of client process k of P are numbered k, k + P, k + 2 P, …
 RECENT = 400
@@ -40,6 +39,7 @@ class Rung:
         self.players: deque[Player] = deque()
         self.start_s = self.end_s = 0.0
         self.live = self.in_flight = self.retries = self.kernel_stamped = self.read_streams = 0
+        self.late_prepare_s = self.late_send_s = 0.0
         self.recent_ttft_s: deque[float] = deque(maxlen=RECENT)
         self.recent_lag_s: deque[float] = deque(maxlen=RECENT)
         self.errors: dict[str, int] = {}
@@ -73,7 +73,14 @@ class Rung:
         request, self._serial = self._serial, self._serial + self.plan.processes
         return {"request": request, "persona": turn.persona, "user": turn.user, "conversation": turn.conversation,
                 "turn": turn.turn, "kind": turn.kind, "intended_send_s": intended_s, "send_s": now_s,
-                "intended_prompt_tokens": turn.prompt_tokens, "intended_output_tokens": turn.output_tokens}
+                "intended_prompt_tokens": turn.prompt_tokens, "intended_output_tokens": turn.output_tokens,
+                **boundaries(turn)}
+
+    def late(self, intended_s: float, ready_s: float, now_s: float) -> None:
+        """A request is sent now: how long its user waited for it to be prepared, and then for this process's turn."""
+        ready_s = min(max(ready_s, intended_s), now_s)
+        self.late_prepare_s += ready_s - intended_s
+        self.late_send_s += now_s - ready_s
 
     def overflows(self, turn: Turn) -> bool:
         limit = self.plan.context_limit

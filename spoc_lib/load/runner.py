@@ -15,14 +15,16 @@ import pandas as pd
 
 from spoc_lib.core import schemas
 from spoc_lib.core.errors import InputError, SpocError
-from spoc_lib.core.files import read_json, write_json, write_text
+from spoc_lib.core.files import plain, read_json, write_json, write_text
 from spoc_lib.core.tables import read_table, write_table
 from spoc_lib.engine.http.marks import mark
-from spoc_lib.load import clientcheck
 from spoc_lib.load.endpoint import api_key, probe, reset_prefix_cache
+from spoc_lib.load.figures import started_in
+from spoc_lib.load.gate import stored
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.processes import Clients
-from spoc_lib.load.records import REPLIES, TABLES, read_lines, settle
+from spoc_lib.load.records import REPLIES, TABLES, planned_rows, read_lines, settle
+from spoc_lib.load.reuse import reuse_table
 from spoc_lib.load.summary import summarise
 from spoc_lib.load.window import steady_window
 
@@ -160,20 +162,23 @@ def _settle(plan: LoadPlan, folder: Path, folders: list[Path], facts: dict[str, 
     facts["retry_after"] = sum(report["retry_after"] for report in reports)
     facts["stamps"] = "kernel" if streams and stamped == streams else ("process" if not stamped else "mixed")
     facts["interrupted"] = facts["interrupted"] or any(report["interrupted"] for report in reports)
-    tables = settle(folders, folder, time.monotonic(), "interrupted" if facts["interrupted"] else "client_lost")
+    planned, cut_class = planned_rows(folders), "interrupted" if facts["interrupted"] else "client_lost"
+    tables = settle(folders, planned, folder, time.monotonic(), cut_class)
     requests, chunks = _count_replies(tables["requests"], tables["chunks"], folders, facts)
     if requests is not tables["requests"]:
         write_table(folder / "requests.parquet", requests, schemas.REQUESTS)
         write_table(folder / "chunks.parquet", chunks, schemas.CHUNKS)
     window = steady_window(requests, chunks, facts["start_s"], max(facts["stop_s"], facts["start_s"]),
                            settle_s=plan.ramp_s + plan.warmup_s)
-    check = clientcheck.stored()
+    check = stored()
     if check is None:
         facts["notes"].append("no self-check of this host is stored: run 'spoc load selfcheck' to gate the rungs by it")
     summary = summarise(plan, requests, chunks, tables["metrics"], window, facts, check)
     if plan.master is not None:
         summary["workers"] = [{name: report[name] for name in ("worker", "clock_offset_s", "clock_error_s")}
                               for report in reports]
+    reuse = reuse_table(planned, started_in(requests, window.start_s, window.end_s))
+    summary["reuse"] = plain(reuse.to_dict("records"))
     summary["startup_s"] = facts["startup_s"]
     summary["start_s"] = facts["start_s"]
     summary["folder"] = str(folder)
@@ -208,7 +213,7 @@ def _count_replies(requests: pd.DataFrame, chunks: pd.DataFrame, folders: list[P
 def _facts_from(folders: list[Path], plan: LoadPlan) -> dict[str, Any]:
     """What a killed parent would have known."""
     reports = [read_json(path / "client.json") for path in folders if (path / "client.json").exists()]
-    planned = [row for path in folders for row in read_lines(path / "planned.jsonl")]
+    planned = planned_rows(folders)
     start = min([report["start_s"] for report in reports] + [row["intended_send_s"] for row in planned],
                 default=time.monotonic())
     return {"notes": ["settled after the fact: the process that ran this rung was killed"], "interrupted": True,
@@ -229,6 +234,11 @@ def describe(summary: Mapping[str, Any]) -> str:
         values = summary[name]
         lines.append(f"{label:5} ms  p50 {ms(values['p50']):>10}  p95 {ms(values['p95']):>10}  "
                      f"p99 {ms(values['p99']):>10}")
+    layers = [row for row in summary["reuse"] if row["prompt_tokens"]]
+    if layers:
+        lines.append("from the prefix cache (could be): " + ", ".join(
+            f"{row['layer']} {100 * row['cached_ratio']:.0f} % ({100 * row['intended_ratio']:.0f} %)"
+            for row in layers))
     if summary["errors"]:
         lines.append("errors: " + ", ".join(f"{name} {count}" for name, count in summary["errors"].items()))
     lines += [f"client-limited: {text}" for text in summary["client_limits"]]

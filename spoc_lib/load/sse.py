@@ -40,9 +40,10 @@ class EventParser:
         if not piece:
             return []
         if self._first:
-            piece = self._without_bom(piece)
-            if piece is None:
+            started = self._without_bom(piece)
+            if started is None:
                 return []
+            piece = started
         if not self._buffer and not self._data and not self._skip_lf and piece[:6] == b"data: " \
                 and piece[-2:] == b"\n\n" and b"\r" not in piece:
             return self._whole_events(piece)
@@ -256,13 +257,13 @@ def token_shares(texts: Iterable[str], running_tokens: Iterable[int | None], tot
     one a chunk.
     """
     texts = list(texts)
-    running = list(running_tokens)
+    running = [value for value in running_tokens if value is not None]
     if not texts:
         return []
     count = len(texts)
     if total is None:
         return [1.0] * count
-    if all(value is not None for value in running):
+    if len(running) == count:
         steps = [float(b - a) for a, b in zip([0, *running[:-1]], running, strict=True)]
         if all(step > 0 for step in steps) and 0 <= total - running[-1] <= 1:
             steps[-1] += total - running[-1]  # an end token without text

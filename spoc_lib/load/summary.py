@@ -11,7 +11,7 @@ import pandas as pd
 
 from spoc_lib.core.stats import percentile, percentiles
 from spoc_lib.load import figures
-from spoc_lib.load.clientcheck import SelfCheck, client_limits
+from spoc_lib.load.gate import SelfCheck, client_limits
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.window import Window, mean_in_flight
 
@@ -25,6 +25,7 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
     timed = figures.started_in(requests, window.start_s, window.end_s)
     live = mean_metric(metrics, "live_users", window)
     flight = float(mean_in_flight(requests, np.array([window.start_s, window.end_s]))[0]) if len(requests) else 0.0
+    late = figures.late_users(requests, window.start_s, window.end_s)
     law = figures.little(requests, live, window.start_s, window.end_s)
     counts = outcome_counts(requests)
     result = {
@@ -34,7 +35,8 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
         "cache": plan.cache,
         "start": plan.start, "gap_cap_s": plan.gap_cap_s,
         "window": window.to_dict(), "window_verdict": window.verdict,
-        "live_users": live, "in_flight_users": flight, "thinking_users": live - flight, **law,
+        "live_users": live, "in_flight_users": flight, "late_users": late,
+        "thinking_users": live - flight - late, **law,
         "errors": error_counts(requests), "error_samples": dict(facts["error_samples"]),
         "retry_after": facts["retry_after"], "tokens_source": tokens_source(requests),
         "short_answers": short_answers(requests), "schedule_lag_s": schedule_lag(timed),
@@ -124,8 +126,16 @@ def client_figures(metrics: pd.DataFrame, chunks: pd.DataFrame, window: Window) 
     span = (cpu["time_s"].min(), cpu["time_s"].max()) if len(cpu) else (0.0, 0.0)
     tokens = float(chunks[(chunks["time_s"] >= span[0]) & (chunks["time_s"] <= span[1])]["tokens"].sum())
     lag = inside[inside["metric"] == "client_loop_lag_p99_s"]["value"]
+    prepare, send = (growth(inside, f"late_{name}_seconds_total") for name in ("prepare", "send"))
     return {"client_cpu_ratio": max(shares), "client_cpu_us_per_token": 1e6 * spent / tokens if tokens else None,
+            "late_prepare_ratio": prepare / (prepare + send) if prepare + send else None,
             "client_loop_lag_p99_s": percentile(lag.to_numpy(), 50) if len(lag) else None}
+
+
+def growth(metrics: pd.DataFrame, name: str) -> float:
+    """How much a counter grew over `metrics`, all client processes together."""
+    own = metrics[metrics["metric"] == name].groupby("labels")["value"]
+    return float((own.max() - own.min()).sum())
 
 
 def invalid_reasons(plan: LoadPlan, result: Mapping[str, Any]) -> list[str]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import gevent
 from locust import FastHttpUser, task
 from locust.event import EventHook
 from locust.exception import StopUser
 
-from spoc_lib.load.bodies import BodyEncoder
+from spoc_lib.load.arrivals import ArrivalClientPool
 from spoc_lib.load.exchange import Exchange, exchange
+from spoc_lib.load.player import Player, Prepared
 from spoc_lib.load.rung import Rung
-from spoc_lib.load.script import History
-from spoc_lib.load.sse import StreamReader, token_shares
-from spoc_lib.workload.script import Turn, UserScript
-from spoc_lib.workload.template import TEMPLATE_OVERHEAD, Overhead
+from spoc_lib.load.sse import token_shares
 
 #: After a failure a user waits at least this long, doubled at each further failure: a dead server must not turn
 #: a closed loop into a flood.
@@ -27,56 +24,6 @@ CONNECT_AHEAD_S = 0.05
 #: The same turn is asked again after 429/503 with Retry-After, at most so often.
 ASK_AGAIN = 5
 RETRY_AFTER_MAX_S = 60.0
-#: More tokens than any context holds: makes the script end the conversation.
-FULL = 1 << 30
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A turn ready to be sent: its body was encoded while the user thought."""
-
-    turn: Turn
-    body: bytes
-
-
-class Player:
-    """The state of one user of the script: history, encoder, and the turn that comes next."""
-
-    def __init__(self, script: UserScript, history: History, encoder: BodyEncoder,
-                 overhead: Overhead = TEMPLATE_OVERHEAD) -> None:
-        self.script, self.history, self.encoder, self.overhead = script, history, encoder, overhead
-        self.next: Prepared | None = None
-        self.messages = 0
-        self.prepare(0)
-
-    def prepare(self, history_tokens: int) -> None:
-        """Ask the script for the next turn and encode it."""
-        turn = self.script.next(history_tokens)
-        messages = self.history.apply(turn)
-        self.messages = len(messages)
-        self.next = Prepared(turn, self.encoder.encode(messages, turn.output_tokens))
-
-    def remember(self, reader: StreamReader) -> None:
-        """Put the server's reply into the history and prepare the next turn.
-
-        The history is as long as the server says: its prompt tokens without the template's, and the reply; where
-        it reports no usage, our own count.
-        """
-        total, prompt = reader.count("completion_tokens"), reader.count("prompt_tokens")
-        reply_tokens = None
-        if total is not None:
-            shares = token_shares(reader.texts, reader.running_tokens, total)
-            whole = self.history.echo == "reasoning"
-            reply_tokens = round(sum(shares) if whole else sum(shares[number] for number in reader.content_at))
-        self.history.add_reply(reader.reply, reply_tokens, reader.reasoning)
-        if prompt is None or reply_tokens is None:
-            return self.prepare(self.history.history_tokens)
-        return self.prepare(max(0, prompt - self.overhead.tokens(self.messages)) + reply_tokens)
-
-    def forget(self, overflow: bool) -> None:
-        """The turn failed: take it back and go on; after an overflow only a new conversation can."""
-        self.history.drop_last()
-        self.prepare(FULL if overflow else self.history.history_tokens)
 
 
 class ScriptedUser(FastHttpUser):
@@ -87,12 +34,12 @@ class ScriptedUser(FastHttpUser):
 
     abstract = True
     rung: Rung
+    client_pool: ArrivalClientPool
 
     def on_start(self) -> None:
         self.player: Player = self.rung.next_player()
         self.client.request_event = EventHook()  # `fire` tells Locust of whole answers; headers alone are no answer
         self.failures = 0
-        self.client.client.valid_response_codes = frozenset(range(100, 600))  # the status is read, not raised
 
     @task
     def play(self) -> None:
@@ -153,7 +100,9 @@ class ScriptedUser(FastHttpUser):
     def _ask(self, prepared: Prepared, intended_s: float) -> Exchange:
         """One request, in the books whatever happens."""
         rung = self.rung
-        planned = rung.planned_row(prepared.turn, intended_s, time.monotonic())
+        now = time.monotonic()
+        planned = rung.planned_row(prepared.turn, intended_s, now)
+        rung.late(intended_s, prepared.ready_s, now)
         rung.books.plan(planned)
         result = Exchange(planned["send_s"])
         rung.books.opened(planned["request"], result.reader.times_s)

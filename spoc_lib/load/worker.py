@@ -38,7 +38,7 @@ class Master:
 
     def __init__(self, runner: WorkerRunner) -> None:
         self._runner = runner
-        self.books: Books | None = None
+        self.books: Books  # given by `main` as soon as the plan is known
         self.plan: AsyncResult = AsyncResult()
         self._go: AsyncResult = AsyncResult()
         self._stop = Event()

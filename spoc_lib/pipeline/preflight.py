@@ -120,7 +120,7 @@ def _workload(cluster: Cluster) -> Iterator[Finding]:
 
 def _client(cluster: Cluster) -> Iterator[Finding]:
     """Has this host's load generator been measured."""
-    from spoc_lib.load.clientcheck import stored
+    from spoc_lib.load.gate import stored
 
     check = stored()
     if check is None:

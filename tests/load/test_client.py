@@ -12,7 +12,8 @@ import pytest
 from spoc_lib.core.errors import InputError
 from spoc_lib.load import FixedTurns, LoadPlan, run, selfcheck
 from spoc_lib.load.bodies import BodyEncoder
-from spoc_lib.load.clientcheck import client_limits, paced_server, stored
+from spoc_lib.load.clientcheck import paced_server
+from spoc_lib.load.gate import client_limits, stored
 from spoc_lib.load.plan import api_url, root_url
 
 KEY = "sk-very-secret-0123456789"
@@ -63,12 +64,16 @@ def test_the_gate(check):
     from dataclasses import replace
 
     result, _ = check
-    fine = {"client_cpu_ratio": 0.1, "output_tokens_per_s": 100.0, "itl_s": {"p50": 0.02}}
+    fine = {"client_cpu_ratio": 0.1, "output_tokens_per_s": 100.0, "itl_s": {"p50": 0.02}, "users": 8,
+            "late_users": 0.1, "late_prepare_ratio": 0.25, "client_loop_lag_p99_s": 0.174,
+            "schedule_lag_s": {"p95": 0.2}}
     assert client_limits(fine, 1, replace(result, ceiling_tokens_per_s=1000.0, lag_p99_s=0.001)) == []
     assert "ceiling" in client_limits(fine, 1, replace(result, ceiling_tokens_per_s=150.0, lag_p99_s=0.0))[0]
     assert client_limits(fine, 2, replace(result, ceiling_tokens_per_s=150.0, lag_p99_s=0.0)) == []
     assert "lag p99" in client_limits(fine, 1, replace(result, ceiling_tokens_per_s=1e6, lag_p99_s=0.003))[0]
     assert "of its core" in client_limits({**fine, "client_cpu_ratio": 0.95}, 1, None)[0]
+    late = client_limits({**fine, "late_users": 0.46}, 1, None)[0]
+    assert "0.46 of 8 users (5.8 %)" in late and "25 % of it for the next prompt" in late and "174 ms late" in late
 
 
 def test_two_processes_share_the_users_and_merge_their_books(tmp_path):
@@ -163,7 +168,8 @@ def spoc(*words: str) -> subprocess.CompletedProcess:
     (["--base-url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
     (["--base-url", "http://127.0.0.1:1", "--model", "m", "--start", "warm"], "'start'"),
     (["--base-url", "http://127.0.0.1:1", "--body", "[]"], "--body must be a JSON object"),
-    (["--base-url", "http://127.0.0.1:1", "--model", "m", "--header", "Authorization: x"], "environment variable"),
+    (["--base-url", "http://127.0.0.1:1", "--model", "m", "--header", "X-Auth-Token: x"], "environment variable"),
+    (["--base-url", "http://me:secret@127.0.0.1:1", "--model", "m"], "environment variable"),
     (["--base-url", "http://127.0.0.1:1", "--model", "m", "--duration", "5", "--ramp", "5"], "duration_s"),
 ])
 def test_bad_input_is_one_sentence(words, sentence):

@@ -95,6 +95,7 @@ def test_a_server_that_drops_the_question_is_still_a_server():
 def certificate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=IP:127.0.0.1",
                "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=60)
@@ -102,16 +103,22 @@ def certificate(tmp_path_factory):
         pytest.skip("openssl is not installed: no certificate for the TLS test")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return context
+    return context, folder / "cert.pem"
 
 
-def test_tls(tmp_path, server, certificate):
+def test_tls(tmp_path, server, certificate, monkeypatch):
+    context, authority = certificate
+
     async def handler(request):
         await request.answer(["a", "b"], usage=USAGE)
 
-    with server(handler, tls=certificate) as url:
-        plan = LoadPlan(base_url=url, model="m", users=2, duration_s=1.5, fixed=TURNS, verify_tls=False)
+    with server(handler, tls=context) as url:
+        plan = LoadPlan(base_url=url, model="m", users=2, duration_s=1.0, fixed=TURNS, verify_tls=False)
         summary = run(plan, tmp_path).summary
         assert summary["completed"] == summary["planned"] > 2 and summary["stamps"] == "process"
+        strict = plan.model_copy(update={"verify_tls": True})
         with pytest.raises(InputError, match="certificate"):
-            run(plan.model_copy(update={"verify_tls": True}), tmp_path)
+            run(strict, tmp_path)
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        trusted = run(strict, tmp_path).summary
+        assert trusted["completed"] == trusted["planned"] > 2 and trusted["valid"]

@@ -96,10 +96,15 @@ def test_latency_samples():
     assert sorted(values) == [0.5, 0.5, 0.5, 0.5, math.inf, math.inf]  # gaps of 1 s over 2 tokens; 2 tokens owed
 
 
-def test_littles_law_holds_for_a_closed_loop():
-    """Ten users, response 0.5 s, think 1.5 s."""
-    rows = [row(request=user * 100 + k, user=user, send_s=user * 0.2 + 2.0 * k, end_s=user * 0.2 + 2.0 * k + 0.5)
+@pytest.mark.parametrize("late_s", [0.0, 0.3])
+def test_littles_law_holds_for_a_closed_loop(late_s):
+    """Ten users, response 0.5 s, think 1.5 s less what the client was late."""
+    rows = [row(request=user * 100 + k, user=user, intended_send_s=user * 0.2 + 2.0 * k - late_s,
+                send_s=user * 0.2 + 2.0 * k, end_s=user * 0.2 + 2.0 * k + 0.5)
             for user in range(10) for k in range(50)]
-    law = figures.little(pd.DataFrame(rows), 10.0, 20.0, 80.0)
-    assert law["response_s"] == pytest.approx(0.5) and law["think_s"] == pytest.approx(1.5)
-    assert abs(law["little_error_ratio"]) < 1e-6
+    requests = pd.DataFrame(rows)
+    law = figures.little(requests, 10.0, 20.0, 80.0)
+    assert law["response_s"] == pytest.approx(0.5) and law["think_s"] == pytest.approx(1.5 - late_s)
+    assert law["late_s"] == pytest.approx(late_s) and abs(law["little_error_ratio"]) < 1e-6
+    assert figures.late_users(requests, 20.0, 80.0) == pytest.approx(10 * late_s / 2.0)
+    assert figures.late_users(requests[:0], 20.0, 80.0) == 0.0
