@@ -84,7 +84,8 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
              f"curl -fsS -X POST {base}/start_profile && sleep {seconds:g} && curl -fsS -X POST {base}/stop_profile",
              "a few hundred steps are enough, and tracing slows every step a little"),
         Step("resume DCGM", "dcgmi profile --resume", "so that the rest of the run is measured"),
-        Step("fetch the report", inside.fetch(output), "it lies in the container") if inside else
+        Step("fetch the report", inside.fetch(output), "it lies in the container, as a .qdstrm where nsys' host folder "
+             "is not there: the reader converts that") if inside else
         Step("stop the engine after the report is written", None,
              "workers that are killed during the capture leave a .qdstrm: QdstrmImporter turns it into a report"),
         Step("export", f"nsys export --type sqlite --output {report}.sqlite {report}.nsys-rep",
