@@ -4,15 +4,22 @@
 
 The client is the workbench's own (Locust, kernel time stamps where the host has them), client and server on this
 machine. Requests are paired by user, conversation and turn, and only pairs count that both clocks finished: p50 and p95
-of TTFT and of the gaps between chunks. Beside the differences stand what this machine added: how late the server's
-steps ended (from its metrics page), how late the client sent, and how busy the processors were. Where the machine is
-busy with something else, the difference is the machine's: put `chrt -r 1` (as root) before the command, and client and
-server come before the others.
+of TTFT and of the gaps between chunks, twice:
+
+- the closed loop on each clock. A reply that comes a microsecond later meets other steps, so the two runs soon differ
+  by chance: the standard error stands beside the difference, and longer or pooled runs (`--repeats`) make it small;
+- the virtual clock fed with the moments at which the HTTP client sent (`same arrivals`): what is left is what HTTP and
+  this machine add, with hardly any chance.
+
+Beside the differences stand how late the server's steps ended (from its metrics page), how late the client sent, and
+how busy the processors were. Where the machine is busy with something else, the difference is the machine's: put
+`chrt -r 1` (as root) before the command, and client and server come before the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import tempfile
 import urllib.request
@@ -26,7 +33,8 @@ from spoc_lib.config import load_cluster
 from spoc_lib.core.files import write_json
 from spoc_lib.core.stats import percentile
 from spoc_lib.engine.embedded import EmbeddedEngine
-from spoc_lib.engine.virtual import play
+from spoc_lib.engine.virtual import VirtualRun, play
+from spoc_lib.engine.virtual_plain import PlainRun
 from spoc_lib.servers import launch
 from spoc_lib.workload import build_script
 
@@ -40,6 +48,26 @@ def gaps(chunks: pd.DataFrame, requests: set[int]) -> np.ndarray:
     ordered = chunks[chunks.request.isin(requests)].sort_values(["request", "time_s"])
     same = ordered.request.diff() == 0
     return ordered.time_s.diff()[same].to_numpy()
+
+
+class SameArrivals(PlainRun):
+    """The virtual clock where each turn is sent when `sent` says: {(user, conversation, turn): seconds}."""
+
+    def __init__(self, sent: dict[tuple, float], engine: EmbeddedEngine, *script) -> None:
+        self.sent = sent
+        super().__init__(engine.core(), *script, engine.step_time.frontend_seconds)
+
+    def _plan(self, user, send_s: float) -> None:
+        super()._plan(user, self.sent.get(tuple(getattr(user.turn, name) for name in KEY), math.inf))
+
+
+def with_same_arrivals(engine: EmbeddedEngine, script, users: int, duration_s: float, run,
+                       start_s: float) -> VirtualRun:
+    """The script on the virtual clock, sent when the client of `run` sent; what it did not send is left out."""
+    moments = zip(*(run.requests[name] for name in KEY), run.requests.send_s - start_s, strict=True)
+    sent = {tuple(key): moment for *key, moment in moments if not math.isnan(moment)}
+    log = SameArrivals(sent, engine, script, users).run(duration_s)
+    return VirtualRun(log, engine, users, (0.0, duration_s), duration_s, 0.0, 0.0, "plain")
 
 
 def compare(virtual, run, start_s: float, warmup_s: float) -> dict:
@@ -73,18 +101,21 @@ def differences(values: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict:
     return row
 
 
+def joined(parts: list[dict]) -> dict:
+    """`differences` of several runs as one."""
+    values = [part.pop("_values") for part in parts]
+    shown = differences({name: tuple(np.concatenate([one[name][clock] for one in values]) for clock in (0, 1))
+                         for name in values[0]})
+    del shown["_values"]
+    return shown
+
+
 def pooled(rows: list[dict]) -> dict:
     """Runs with different seeds as one."""
-    parts = [row.pop("_values") for row in rows]
-    if len(rows) == 1:
-        return rows[0]
-    joined = {name: tuple(np.concatenate([part[name][clock] for part in parts]) for clock in (0, 1))
-              for name in parts[0]}
-    shown = differences(joined)
-    del shown["_values"]
     return {**rows[0], "seed": [row["seed"] for row in rows], "pairs": sum(row["pairs"] for row in rows),
             "same_cached": float(np.mean([row["same_cached"] for row in rows])),
-            "host_busy": float(np.mean([row["host_busy"] for row in rows])), **shown}
+            "host_busy": float(np.mean([row["host_busy"] for row in rows])),
+            **joined(rows), "same_arrivals": joined([row["same_arrivals"] for row in rows])}
 
 
 def busy_seconds() -> tuple[float, float]:
@@ -109,10 +140,13 @@ def measure(cluster_name: str, personas: str, users: int, duration_s: float, war
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(server.metrics_url) as answer:
             page = answer.read().decode()
     start_s = float(run.summary["start_s"])
+    same = with_same_arrivals(engine, build_script(personas, seed, context_limit=limit), users, duration_s, run,
+                              start_s)
     late = (run.requests.send_s - run.requests.intended_send_s).dropna().to_numpy()
     return {"personas": personas, "users": users, "seed": seed, **compare(virtual, run, start_s, warmup_s),
             "failed": int(run.summary["failed"]), "stamps": run.summary.get("stamps"),
-            **lag(page), "send_late_p95_s": float(percentile(late, 95)),
+            "same_arrivals": compare(same, run, start_s, warmup_s), **lag(page),
+            "send_late_p95_s": float(percentile(late, 95)),
             "host_busy": (after[0] - before[0]) / (after[1] - before[1])}
 
 
@@ -139,6 +173,9 @@ def sentence(row: dict) -> str:
     verdict = "within" if within <= limit else f"beyond {limit:.0%} by less than chance explains, wanted" \
         if within - chance <= limit else "beyond"
     figures = "  ".join(_figure(row, name, p) for name in ("ttft", "itl") for p in (50, 95))
+    same = row["same_arrivals"]
+    figures += ", with the same arrivals " + " ".join(
+        f"{same[f'{name}_p{p}_difference']:+.1%}" for name in ("ttft", "itl") for p in (50, 95))
     return (f"{row['users']} users of {row['personas']}: {figures}; {row['pairs']} pairs, cached tokens the same in "
             f"{row['same_cached']:.1%}; host {row['host_busy']:.0%} busy; "
             f"{verdict} {limit:.0%}")

@@ -42,54 +42,67 @@ TINY_MODEL = {
     "max_position_embeddings": 16384, "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
 }
 MAX_STEPS = 2000
+END_TOKEN = 2  # no prompt holds it
 logging.disable(logging.WARNING)  # advice on running the model, which does not run
 
 
 def scenario(draw: random.Random, asynchronous: bool) -> tuple[dict, list[dict]]:
-    """A configuration and its requests: users with turns that resend history, over shared roots."""
-    block = draw.choice([16, 16, 32])
+    """A configuration and its requests. One in four is `extreme`: budgets of a block or two, a pool that barely holds
+    one request, everybody at once."""
+    extreme = draw.random() < 0.25
+    block = draw.choice([8, 16, 32, 64]) if extreme else draw.choice([16, 16, 32])
     groups = draw.choice([[0], [0], [128, 0], [64, 0], [0, 96], [0, 64], [96], [0, 0], [64, 0, 128], [128, 64],
-                          [block + 1, 0], [0, 2 * block]])
-    sliding = any(groups)
-    budget = draw.choice([64, 128, 256, 512, 1024])
-    users = draw.randint(3, 14)
+                          [block + 1, 0], [0, 2 * block], [2, 0], [0, 33]])
     limit = draw.choice([20, 40, 70, 120]) * block
-    root = [draw.randrange(8192) for _ in range(min(limit // 2, draw.choice([0, 100, 333, 700])))]
+    budget = draw.choice([8, 17, 33, 48, limit]) if extreme else draw.choice([64, 128, 256, 512, 1024])
+    requests = traffic(draw, block, limit, extreme)
+    if not requests:
+        return scenario(draw, asynchronous)
+    longest = max(len(one["prompt_token_ids"]) + len(one["output_token_ids"]) for one in requests)
+    in_flight = budget * (2 if asynchronous else 1)
+    least = 3 + sum(-(-min(longest, window + in_flight if window else longest) // block) + 2 for window in groups)
+    retention = draw.choice([0, 0, 0, None, block, 4 * block, 10 * block]) if any(groups) else draw.choice([0, None])
+    config = {
+        "max_num_batched_tokens": budget, "max_num_seqs": min(draw.choice([1, 2, 4, 8, 16, 32]), budget),
+        "block_size": block, "num_blocks": least + draw.choice([0, 1, 3] if extreme else [0, 5, 20, 60, 200, 800]),
+        "max_model_len": limit, "enable_prefix_caching": draw.random() > 0.12,
+        "long_prefill_token_threshold": min(limit, draw.choice([0, 0, 5, 96, 200])),
+        "long_prefill_token_threshold_adaptive": draw.random() < 0.2,
+        "enable_chunked_prefill": budget < limit or draw.random() < 0.5,
+        "async_scheduling": asynchronous, "watermark": draw.choice([0, 0, 0.02, 0.08, 0.4]), "groups": groups,
+        "prefix_cache_retention_interval": retention, "scheduler_reserve_full_isl": draw.random() > 0.2,
+    }
+    return config, requests
+
+
+def traffic(draw: random.Random, block: int, limit: int, crowd: bool) -> list[dict]:
+    """Users with turns that resend history, over shared roots; some ask the same twice, some leave, some replies end
+    by themselves. crowd: more users, who come in the same few steps."""
+    root = [draw.randrange(3, 8192) for _ in range(min(limit // 2, draw.choice([0, 100, 333, 700])))]
     requests = []
-    for user in range(users):
+    for user in range(draw.randint(8, 24) if crowd else draw.randint(3, 14)):
         history = root[: draw.randint(0, len(root))] if draw.random() < 0.4 else list(root)
-        step = draw.randint(0, 60)
+        step = draw.randint(0, 4 if crowd else 60)
         for turn in range(draw.randint(1, 4)):
-            prompt = history + [draw.randrange(8192) for _ in range(draw.randint(1, draw.choice([20, 200, 900])))]
-            answer = draw.randint(1, draw.choice([8, 40, 120]))
-            if len(prompt) >= limit - 1:
+            prompt = history + [draw.randrange(3, 8192) for _ in range(draw.randint(1, draw.choice([20, 200, 900])))]
+            answer = draw.randint(1, draw.choice([8, 40, 120, 400]))
+            if len(prompt) >= limit:
                 break
             if limit - len(prompt) < 250 and draw.random() < 0.7:  # cut off by the context limit
                 answer = limit
             tokens = [draw.randrange(3, 8192) for _ in range(min(answer, limit - len(prompt)))]
+            if draw.random() < 0.15:  # the model ends its reply before the limit
+                tokens = [*tokens[: draw.randint(0, len(tokens) - 1)], END_TOKEN]
             requests.append({"id": f"u{user}t{turn}", "arrived_step": step, "prompt_token_ids": prompt,
                              "output_token_ids": tokens, "max_tokens": answer, "finished_step": None})
             if draw.random() < 0.1:  # the same prompt once more
-                requests.append({**requests[-1], "id": f"u{user}x{turn}", "arrived_step": step + draw.randint(0, 30)})
-            if draw.random() < 0.06:  # the client goes away
-                requests[-1]["aborted_step"] = requests[-1]["arrived_step"] + draw.randint(1, 60)
+                again = step + draw.choice([0, draw.randint(0, 30)])
+                requests.append({**requests[-1], "id": f"u{user}x{turn}", "arrived_step": again})
+            if draw.random() < 0.08:  # the client goes away, in mid-prefill or later
+                requests[-1]["aborted_step"] = requests[-1]["arrived_step"] + draw.randint(1, draw.choice([4, 60]))
             history = prompt + tokens if draw.random() < 0.8 else prompt
             step += len(tokens) + draw.randint(0, 40)
-    if not requests:
-        return scenario(draw, asynchronous)
-    requests.sort(key=lambda one: one["arrived_step"])
-    longest = max(len(one["prompt_token_ids"]) + len(one["output_token_ids"]) for one in requests)
-    least = 3 + sum(-(-longest // block) + 2 for _ in groups)
-    retention = draw.choice([0, 0, 0, None, block, 4 * block, 10 * block]) if sliding else draw.choice([0, None])
-    config = {
-        "max_num_batched_tokens": budget, "max_num_seqs": draw.choice([2, 4, 8, 16, 32]), "block_size": block,
-        "num_blocks": least + draw.choice([0, 5, 20, 60, 200, 800]), "max_model_len": limit,
-        "enable_prefix_caching": draw.random() > 0.12, "long_prefill_token_threshold": draw.choice([0, 0, 96, 200]),
-        "async_scheduling": asynchronous, "watermark": draw.choice([0, 0, 0.02, 0.08]), "groups": groups,
-        "prefix_cache_retention_interval": retention, "scheduler_reserve_full_isl": draw.random() > 0.2,
-    }
-    config["max_num_seqs"] = min(config["max_num_seqs"], budget)
-    return config, requests
+    return sorted(requests, key=lambda one: one["arrived_step"])
 
 
 class Recorder:
@@ -100,8 +113,10 @@ class Recorder:
         self.produced = dict.fromkeys(self.answers, 0)
         scheduler = SchedulerConfig(
             max_num_batched_tokens=config["max_num_batched_tokens"], max_num_seqs=config["max_num_seqs"],
-            max_model_len=config["max_model_len"], is_encoder_decoder=False, enable_chunked_prefill=True,
+            max_model_len=config["max_model_len"], is_encoder_decoder=False,
+            enable_chunked_prefill=config["enable_chunked_prefill"],
             long_prefill_token_threshold=config["long_prefill_token_threshold"],
+            long_prefill_token_threshold_adaptive=config["long_prefill_token_threshold_adaptive"],
             async_scheduling=config["async_scheduling"], watermark=config["watermark"],
             scheduler_reserve_full_isl=config["scheduler_reserve_full_isl"])
         model = ModelConfig(model=model_dir, skip_tokenizer_init=True, dtype="float32", seed=0,
@@ -111,6 +126,8 @@ class Recorder:
         cache.num_gpu_blocks = config["num_blocks"]
         # VllmConfig may correct these for the CPU: they are what the scenario says
         scheduler.async_scheduling = config["async_scheduling"]
+        scheduler.enable_chunked_prefill = config["enable_chunked_prefill"]
+        scheduler.max_num_batched_tokens = config["max_num_batched_tokens"]
         cache.enable_prefix_caching = config["enable_prefix_caching"]
         kind = AsyncScheduler if config["async_scheduling"] else Scheduler
         self.scheduler = kind(self.engine, self._kv_cache(), StructuredOutputManager(self.engine),
@@ -128,7 +145,7 @@ class Recorder:
                              prefix_cache_retention_interval=self.config["prefix_cache_retention_interval"])
 
     def add(self, entry: dict) -> None:
-        limits = SamplingParams(max_tokens=entry["max_tokens"], ignore_eos=True)
+        limits = SamplingParams(max_tokens=entry["max_tokens"], ignore_eos=True, stop_token_ids=[END_TOKEN])
         self.scheduler.add_request(Request(entry["id"], list(entry["prompt_token_ids"]), limits, None,
                                            block_hasher=self.hasher))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 
 class Batch(NamedTuple):
     """One scheduled step, summed over its requests.
@@ -43,6 +45,10 @@ class StepTime(Protocol):
     def components(self, batch: Batch) -> dict[str, float]:
         """GPU time by kernel category (`attn moe_gemm moe_route gemm comm norm rope kv act sample`) plus `idle`
         (launch gaps and host), in seconds; the sum equals `seconds`. Per GPU; all GPUs do the same under TP."""
+        ...
+
+    def components_of(self, batches: Batch) -> dict[str, np.ndarray]:
+        """`components` of many steps at once: each field of `batches` is an array (steps,), and so is each value."""
         ...
 
     def passport(self) -> dict:

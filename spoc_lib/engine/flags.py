@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,7 +20,11 @@ class EngineFlags(Strict):
     max_num_seqs: Count = 1024
     max_num_active_seqs: Count | None = Field(None, description="requests that run at once; default: max_num_seqs")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.92
+    enable_chunked_prefill: bool = True
     long_prefill_token_threshold: NonNegative = 0
+    long_prefill_token_threshold_adaptive: bool = Field(False, description="the threshold is at least a fair share "
+                                                        "of the budget: max_num_batched_tokens / requests")
+    scheduling_policy: Literal["fcfs"] = Field("fcfs", description="the twin plays first come, first served only")
     enable_prefix_caching: bool = True
     block_size: Count = 16
     max_model_len: Count | None = Field(None, description="default: the model's own")
@@ -30,7 +34,9 @@ class EngineFlags(Strict):
     async_scheduling: bool = True
     tensor_parallel_size: Count = 1
     stream_interval: Count = 1
-    max_num_queued_reqs: Count | None = None
+    max_num_queued_reqs: NonNegative | None = Field(None, description="unfinished requests; one more gets a 503")
+    max_num_queued_tokens: NonNegative | None = Field(None, description="prompt tokens of requests without a first "
+                                                      "token; once there, the next request gets a 503")
     num_gpu_blocks_override: Count | None = None
     kv_cache_dtype: str = "auto"
 
@@ -41,6 +47,9 @@ class EngineFlags(Strict):
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): raise the first or lower the second"
             )
+        if self.max_model_len is not None and self.long_prefill_token_threshold > self.max_model_len:
+            raise ValueError(f"long_prefill_token_threshold ({self.long_prefill_token_threshold}) must not exceed "
+                             f"max_model_len ({self.max_model_len}): lower it, or 0 for none")
         if self.max_num_active_seqs is not None and self.max_num_active_seqs > self.max_num_seqs:
             raise ValueError(f"max_num_active_seqs ({self.max_num_active_seqs}) must not exceed max_num_seqs "
                              f"({self.max_num_seqs}): lower the first or raise the second")

@@ -24,8 +24,6 @@ _TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.7
 _ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
                 80.0, np.inf)
 _ITERATION_BUCKETS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, np.inf)
-#: Steps whose kernel times are asked from the step model one by one; in between, the counters interpolate.
-_ACTIVITY_SAMPLES = 1500
 
 Sample = tuple[str, str, dict[str, str], np.ndarray]  # source, metric, labels, values on the grid
 
@@ -74,9 +72,10 @@ def _vllm(log: RunLog, model: str, grid: np.ndarray) -> Iterator[Sample]:
     yield "vllm", "vllm:generation_tokens_total", labels, counter(delivered, ended)
     prompts = np.array([turn.prompt_tokens for turn in log.turns], dtype=float)
     yield "vllm", "vllm:prompt_tokens_total", labels, _cumulated(at.first_s, prompts, grid)
-    refused = np.array([log.send_s[number] for number, (name, _) in log.refusals.items() if name == "queue_full"])
-    yield ("vllm", "vllm:admission_rejections_total", labels | {"reason": "max_num_queued_reqs"},
-           _cumulated(refused, np.ones(len(refused)), grid))
+    for reason, error in (("max_num_queued_reqs", "queue_full"), ("max_num_queued_tokens", "queue_tokens_full")):
+        refused = np.array([log.send_s[number] for number, (name, _) in log.refusals.items() if name == error])
+        yield ("vllm", "vllm:admission_rejections_total", labels | {"reason": reason},
+               _cumulated(refused, np.ones(len(refused)), grid))
     done = np.where(log.state == 1, at.last_s, np.nan)
     yield ("vllm", "vllm:request_success_total", labels | {"finished_reason": "length"},
            _cumulated(done, np.ones(len(done)), grid))
@@ -137,28 +136,6 @@ def _dcgm(log: RunLog, engine, grid: np.ndarray, interval_s: float) -> Iterator[
 
 
 def step_activity(log: RunLog, engine) -> Activity:
-    """What one GPU did in each step. Kernel times of a sample of the steps; the rest have the same shares of their
-    duration as the sampled step with the nearest token count."""
-    steps = log.steps
-    batches = Batch(*(steps[name] for name in Batch._fields))
-    count = len(steps["tokens"])
-    if count == 0:
-        return Activity(*(np.zeros(0) for _ in Activity._fields))
-    order = np.argsort(steps["tokens"] + 1e-9 * steps["decode_context"], kind="stable")
-    chosen = order[np.unique(np.linspace(0, count - 1, min(count, _ACTIVITY_SAMPLES)).astype(int))]
-    components = [engine.step_time.components(Batch(*(_plain(column[index]) for column in batches)))
-                  for index in chosen]
-    names = components[0]
-    duration = steps["end_s"] - steps["start_s"]
-    place = np.searchsorted(np.linspace(0, count - 1, len(chosen)), np.argsort(order, kind="stable"))
-    nearest = np.minimum(place, len(chosen) - 1)
-    shares = {}
-    for name in names:
-        seconds = np.array([one[name] for one in components])
-        whole = np.maximum(np.array([sum(one.values()) for one in components]), 1e-12)
-        shares[name] = (seconds / whole)[nearest] * duration
-    return activity(shares, batches, engine.model, engine.gpu_count)
-
-
-def _plain(value: np.floating) -> int | float:
-    return int(value) if float(value).is_integer() else float(value)
+    """What one GPU did in each step of the log."""
+    batches = Batch(*(log.steps[name] for name in Batch._fields))
+    return activity(engine.step_time.components_of(batches), batches, engine.model, engine.gpu_count)

@@ -89,8 +89,8 @@ class PlainRun:
         try:
             self.core.add_request(str(number), content, turn.output_tokens, num_prompt=user.dialogue.prompt_tokens)
         except (QueueFullError, ContextLengthError) as error:
-            full = isinstance(error, QueueFullError)
-            self.refusals[number] = ("queue_full", 503) if full else ("context_length", 400)
+            status = 503 if isinstance(error, QueueFullError) else 400
+            self.refusals[number] = (error.code.replace("-", "_"), status)
             self.state[number] = REFUSED
             self._reply(user, 0, arrival_s)
             return

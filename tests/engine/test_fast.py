@@ -123,7 +123,10 @@ def cases(draw) -> tuple[RandomTraffic, EmbeddedEngine, int]:
         scheduler_reserve_full_isl=draw(st.sampled_from([True, True, False])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 30])),
         prefix_cache_retention_interval=retention if sliding else 0,
+        long_prefill_token_threshold_adaptive=draw(st.booleans()),
+        enable_chunked_prefill=batched < limit or draw(st.booleans()),
         async_scheduling=draw(st.booleans()), max_num_queued_reqs=draw(st.sampled_from([None, None, None, 3])),
+        max_num_queued_tokens=draw(st.sampled_from([None, None, None, 200])),
         num_gpu_blocks_override=2 + groups * (limit // block + 2) + draw(st.integers(0, 60)) * draw(st.integers(1, 6)))
     engine = EmbeddedEngine(flags, shape, GPU, 1, flags.num_gpu_blocks_override, step_time_model(shape, GPU, 1))
     traffic = RandomTraffic(

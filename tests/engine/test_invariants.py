@@ -190,6 +190,16 @@ def test_queue_limit_and_context_limit_refuse():
         core.add_request("c", [1, 2], 4)
     assert core.abort("a")
     core.add_request("c", [1, 2], 4)
+    core = core_of(max_num_queued_tokens=90)
+    loop = EngineLoop(core)
+    core.add_request("a", [1] * 60, 4)
+    core.add_request("b", [2] * 60, 4)
+    with pytest.raises(QueueFullError, match="120 tokens wait for their first token, and max_num_queued_tokens is 90"):
+        core.add_request("c", [3] * 60, 4)
+    while not all(one.num_output for one in core.requests.values()):
+        loop.start(0.0)
+        loop.finish()
+    core.add_request("c", [3] * 60, 4)  # the others decode: they no longer count
     with pytest.raises(ContextLengthError, match="640"):
         core_of().add_request("long", [1] * 640, 1)
     with pytest.raises(ValueError, match="there already"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -45,13 +46,14 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A tiny model with a queue limit of 4 requests, served as a user would start it: without developer routes."""
+    """A tiny model with queue limits of 4 requests and 2000 tokens, served as a user would start it: without developer
+    routes."""
     folder = tmp_path_factory.mktemp("small")
     ready = folder / "ready.json"
     process = subprocess.Popen(
         [sys.executable, "-m", "spoc_lib", "engine", "serve", "--cluster", str(cluster_file(folder, "tiny-moe", 1)),
          "--ready-file", str(ready), "--json", str(folder / "served.json"), "--max-num-queued-reqs", "4",
-         "--max-num-seqs=2", "--reasoning-tokens", "3"],
+         "--max-num-queued-tokens", "2000", "--max-num-seqs=2", "--reasoning-tokens", "3"],
         stdout=subprocess.PIPE, text=True)
     try:
         for _ in range(600):
@@ -274,6 +276,22 @@ def test_queue_limit_is_503(small):
     assert metric(small, "vllm:admission_rejections_total", 'reason="max_num_queued_reqs"') == len(refused)
 
 
+def test_queued_tokens_limit_is_503(small):
+    running = [open_stream(small, chat("run", max_tokens=4000, ignore_eos=True)) for _ in range(2)]
+    assert wait_for(lambda: metric(small, "vllm:num_requests_running") == 2)
+    waiting = open_stream(small, {"prompt": [7] * 2000, "max_tokens": 2}, "/v1/completions")
+    try:
+        assert wait_for(lambda: metric(small, "vllm:num_requests_waiting") == 1)
+        status, body = post(small, "/v1/completions", {"prompt": "a", "max_tokens": 1})
+        assert status == 503
+        assert body["error"]["message"].startswith("The engine has reached its prefill token backlog limit.")
+        assert metric(small, "vllm:admission_rejections_total", 'reason="max_num_queued_tokens"') == 1
+    finally:
+        for connection in (*running, waiting):
+            connection.close()
+    assert wait_for(lambda: metric(small, "vllm:num_requests_running") == 0)
+
+
 def test_developer_routes_need_the_flag(small, server):
     for path in ("/reset_prefix_cache", "/start_profile", "/stop_profile"):
         assert post(small, path, b"")[0] == 404
@@ -285,11 +303,11 @@ def test_developer_routes_need_the_flag(small, server):
 
 # connections
 
-def open_stream(url: str, body: dict) -> socket.socket:
+def open_stream(url: str, body: dict, path: str = "/v1/chat/completions") -> socket.socket:
     connection = socket.create_connection(address(url), timeout=10)
     payload = json.dumps({**body, "stream": True}).encode()
-    connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-                       b"Content-Length: %d\r\n\r\n" % len(payload) + payload)
+    connection.sendall(b"POST %b HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+                       b"Content-Length: %d\r\n\r\n" % (path.encode(), len(payload)) + payload)
     return connection
 
 
@@ -334,7 +352,12 @@ def test_a_client_that_does_not_read_is_served_in_few_large_chunks(small):
 
 
 def test_idle_and_trickling_connections_do_not_stop_the_server(small):
-    idle = [socket.create_connection(address(small)) for _ in range(400)]
+    room = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, room[1]), room[1]))
+    before = metric(small, "process_resident_memory_bytes")
+    idle = [socket.create_connection(address(small)) for _ in range(1000)]
+    for connection in idle[::2]:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\n")
     trickle = socket.create_connection(address(small))
     trickle.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
                     b"Content-Length: 31\r\n\r\n")
@@ -346,9 +369,11 @@ def test_idle_and_trickling_connections_do_not_stop_the_server(small):
             time.sleep(0.01)
         assert b"200 OK" in trickle.recv(4096)
         assert post(small, "/v1/completions", {"prompt": "b", "max_tokens": 2})[0] == 200
+        assert metric(small, "process_resident_memory_bytes") - before < 40e6
     finally:
         for connection in (*idle, trickle):
             connection.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, room)
 
 
 def test_a_long_prompt_does_not_hold_up_other_streams(server):

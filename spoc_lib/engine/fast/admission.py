@@ -18,7 +18,7 @@ def plan_waiting(s, pieces, chains, entries, requests, work, queues, sums, reque
     q = requests
     skipped = 0
     while s[S_WAITING] > 0 and budget > 0 and s[S_RUNNING] < s[K_MAX_SEQS]:
-        r = queues[s[S_WAIT_HEAD], V_WAITING]
+        r = queues[V_WAITING, s[S_WAIT_HEAD]]
         if q[r, R_STALE] > 0:
             # passed over: out of the line for now, behind the last row in use of the work space's list
             work[len(work) - 1 - skipped, W_LIST] = r
@@ -29,11 +29,13 @@ def plan_waiting(s, pieces, chains, entries, requests, work, queues, sums, reque
         tokens = q[r, R_TOKENS] - hit * s[K_BLOCK]
         if 0 < threshold < tokens:
             tokens = threshold
+        if tokens > budget and not s[K_CHUNKED]:
+            break
         tokens = min(tokens, budget)
         if not admit(s, pieces, chains, entries, requests, work, r, hit, tokens):
             break
         pop_waiting(s, queues)
-        queues[s[S_RUNNING], V_RUNNING] = r
+        queues[V_RUNNING, s[S_RUNNING]] = r
         s[S_RUNNING] += 1
         cached = hit * s[K_BLOCK]
         if s[K_CACHING] and q[r, R_PREEMPTIONS] == 0:

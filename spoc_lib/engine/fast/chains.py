@@ -27,7 +27,7 @@ class Chains:
 
     def __init__(self, block_size: int, capacity: int) -> None:
         self._block = block_size
-        self.table = np.full((capacity, C_COLUMNS), NONE, dtype=np.int64)
+        self.table = np.full((capacity, C_COLUMNS), NONE, dtype=np.int32)
         self.count = 1
         self.table[ROOT] = 0
         self._depth = [0]
@@ -37,7 +37,7 @@ class Chains:
     def below(self, parent: int, start: int) -> int:
         """A new chain whose own blocks begin at `start`."""
         if self.count == len(self.table):
-            longer = np.full((2 * self.count, C_COLUMNS), NONE, dtype=np.int64)
+            longer = np.full((2 * self.count, C_COLUMNS), NONE, dtype=np.int32)
             longer[: self.count] = self.table
             self.table = longer
         self._depth.append(self._depth[parent] + 1)

@@ -35,10 +35,10 @@ def planned_seconds(batch, table):
 def depart(s, requests, queues, clock):
     """Users whose reply came think and will send; False when a next turn is not prepared yet."""
     for index in range(s[S_REPLIES]):
-        if requests[queues[index, V_REPLY], T_READY] == 0:
+        if requests[queues[V_REPLY, index], T_READY] == 0:
             return False
     for index in range(s[S_REPLIES]):
-        take_turn(s, requests, queues, clock, queues[index, V_REPLY], clock[index, X_REPLY])
+        take_turn(s, requests, queues, clock, queues[V_REPLY, index], clock[index, X_REPLY])
     s[S_REPLIES] = 0
     return True
 
@@ -64,24 +64,30 @@ def arrive(s, requests, queues, clock, request_log, user, now):
     s[S_REQUESTS] += 1
     row = request_log[number]
     row[Q_USER], row[Q_CACHED], row[Q_ADMIT], row[Q_STATE], row[Q_SEND] = user, NONE, NONE, 0, clock[user, X_SEND]
-    full = 0 <= s[K_QUEUE] < s[S_LIVE] + 1
-    if full or q[user, R_PROMPT] >= s[K_MAX_LEN]:
-        row[Q_STATE] = 3 if full else 2
+    refusal = 0
+    if 0 <= s[K_QUEUE] < s[S_LIVE] + 1:
+        refusal = 3
+    elif 0 <= s[K_QUEUE_TOKENS] <= s[S_QUEUED_TOKENS]:
+        refusal = 4
+    elif q[user, R_PROMPT] >= s[K_MAX_LEN]:
+        refusal = 2
+    if refusal:
+        row[Q_STATE] = refusal
         at = s[S_REPLIES]
-        queues[at, V_REPLY], queues[at, V_REPLY_TOKENS] = user, 0
+        queues[V_REPLY, at], queues[V_REPLY_TOKENS, at] = user, 0
         clock[at, X_REPLY] = now
         s[S_REPLIES] = at + 1
         return False
     for column in range(R_TOKENS + 1, R_COLUMNS):
-        if column != R_MOST:
-            q[user, column] = 0
+        q[user, column] = 0
     q[user, R_NUMBER], q[user, R_TOKENS] = number, q[user, R_PROMPT]
     q[user, R_STATUS], q[user, R_CACHED] = WAITING, NONE
     for group in range(s[K_GROUPS]):
         q[user, R_GROUPS + 3 * group + 1] = q[user, R_GROUPS + 3 * group + 2] = NONE
-    queues[(s[S_WAIT_HEAD] + s[S_WAITING]) % len(queues), V_WAITING] = user
+    queues[V_WAITING, (s[S_WAIT_HEAD] + s[S_WAITING]) % queues.shape[1]] = user
     s[S_WAITING] += 1
     s[S_LIVE] += 1
+    s[S_QUEUED_TOKENS] += q[user, R_PROMPT]
     return True
 
 

@@ -21,7 +21,8 @@ from spoc_lib.workload.script import ConversationScript, Turn, UserScript
 if TYPE_CHECKING:
     from spoc_lib.engine.embedded import EmbeddedEngine
 
-_REFUSAL = {2: ("context_length", 400), 3: ("queue_full", 503)}
+CACHE_LINE_BYTES = 64
+_REFUSAL = {2: ("context_length", 400), 3: ("queue_full", 503), 4: ("queue_tokens_full", 503)}
 
 
 def supports(engine: EmbeddedEngine) -> bool:
@@ -56,7 +57,7 @@ class FastRun:
                  frontend: Callable[[int], float]) -> None:
         self.engine, self.frontend = engine, frontend
         self.flags = engine.flags
-        self.ahead = self.flags.max_num_queued_reqs is None
+        self.ahead = self.flags.max_num_queued_reqs is None and self.flags.max_num_queued_tokens is None
         self.users = [_User(one, engine.max_model_len) for one in script.users(users)]
         self.chains = Chains(self.flags.block_size, 4096)
         self.m = _allocate(engine, users, self.chains.table)
@@ -102,7 +103,7 @@ class FastRun:
         self._sync()
 
     def _prepare_due(self) -> None:
-        for number, tokens in self.m.queues[: self.m.s[fs.S_REPLIES], fs.V_REPLY:fs.V_REPLY + 2].tolist():
+        for number, tokens in self.m.queues[fs.V_REPLY:fs.V_REPLY + 2, : self.m.s[fs.S_REPLIES]].T.tolist():
             self.users[number].dialogue.receive(tokens)
             self._prepare(number)
         self._sync()
@@ -139,7 +140,7 @@ class FastRun:
                                  ("step_log", fs.S_STEPS, 2)):
             array = getattr(self.m, name)
             if int(s[used]) + room > len(array):
-                longer = np.empty((2 * len(array), *array.shape[1:]), dtype=array.dtype)
+                longer = aligned((2 * len(array), *array.shape[1:]), array.dtype)
                 longer[: s[used]] = array[: s[used]]
                 self.m = self.m._replace(**{name: longer})
 
@@ -154,7 +155,7 @@ class FastRun:
             turns.append(self.users[user].turns[made[user]])
             made[user] += 1
         # requests on their way to the scheduler
-        heap = sorted((float(m.clock[at, fs.X_ARRIVAL]), *m.queues[at, fs.V_ORDER:fs.V_USER + 1].tolist())
+        heap = sorted((float(m.clock[at, fs.X_ARRIVAL]), *m.queues[fs.V_ORDER:fs.V_USER + 1, at].tolist())
                       for at in range(int(s[fs.S_ARRIVALS])))
         late = [user for _, _, user in heap if m.clock[user, fs.X_SEND] <= duration_s]
         turns += [self.users[user].turns[made[user]] for user in late]
@@ -166,7 +167,7 @@ class FastRun:
         steps = m.step_log[: s[fs.S_STEPS]]
         return RunLog(
             turns, send_s, state, np.append(log[:, fs.Q_CACHED], pad).astype(np.int64),
-            np.append(log[:, fs.Q_ADMIT], pad).astype(np.int64), tokens[:, 0].copy(), tokens[:, 1].copy(),
+            np.append(log[:, fs.Q_ADMIT], pad).astype(np.int64), *tokens.T.astype(np.int64),
             {name: steps[:, index].copy() for index, name in enumerate(STEP_COLUMNS)},
             {number: _REFUSAL[int(code)] for number, code in enumerate(states) if code >= 2},
         ).until(duration_s)
@@ -177,7 +178,7 @@ def _allocate(engine: EmbeddedEngine, users: int, chains: np.ndarray) -> fs.Stat
     longest = engine.max_model_len // flags.block_size + 2
 
     def whole(*shape: int) -> np.ndarray:
-        return np.zeros(shape, dtype=np.int64)
+        return aligned(shape, np.int32)
 
     compiled = engine.step_time.compiled(max(flags.max_num_batched_tokens, users))
     table = np.zeros((3, max(compiled.table.shape[1], len(compiled.coeffs))))
@@ -192,9 +193,17 @@ def _allocate(engine: EmbeddedEngine, users: int, chains: np.ndarray) -> fs.Stat
     return fs.State(
         s=scalars, pieces=whole(room, fs.P_COLUMNS), chains=chains, entries=whole(room, fs.E_COLUMNS),
         requests=whole(users, fs.U_COLUMNS), work=whole(longest + users + MAX_DEPTH, fs.W_COLUMNS),
-        queues=whole(2 * users, fs.V_COLUMNS), sums=np.zeros((3, fs.B_COLUMNS)),
+        queues=whole(fs.V_ROWS, 2 * users), sums=np.zeros((3, fs.B_COLUMNS)),
         clock=np.zeros((users, fs.X_COLUMNS)), request_log=np.zeros((4 * users + 4096, fs.Q_COLUMNS)),
         token_log=whole(4 * users + 65536, 2), step_log=np.zeros((8192, 2 + fs.B_COLUMNS)), table=table)
+
+
+def aligned(shape: tuple[int, ...], kind: type) -> np.ndarray:
+    """Zeros that begin with a cache line, so that a row of a power of two spans as few lines as it can."""
+    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    room = np.zeros(size + CACHE_LINE_BYTES, dtype=np.uint8)
+    start = -room.ctypes.data % CACHE_LINE_BYTES
+    return room[start:start + size].view(kind).reshape(shape)
 
 
 def _configuration(engine: EmbeddedEngine, users: int) -> np.ndarray:
@@ -216,8 +225,10 @@ def _configuration(engine: EmbeddedEngine, users: int) -> np.ndarray:
     k[fs.K_POOL], k[fs.K_CACHING], k[fs.K_MAX_LEN] = engine.num_blocks - 1, flags.enable_prefix_caching, max_len
     k[fs.K_BUDGET], k[fs.K_MAX_SEQS] = flags.max_num_batched_tokens, flags.active_seqs
     k[fs.K_THRESHOLD], k[fs.K_RESERVE] = flags.long_prefill_token_threshold, flags.scheduler_reserve_full_isl
+    k[fs.K_ADAPTIVE], k[fs.K_CHUNKED] = flags.long_prefill_token_threshold_adaptive, flags.enable_chunked_prefill
     k[fs.K_DEPTH], k[fs.K_WATERMARK] = depth, int(flags.watermark * engine.num_blocks)
     k[fs.K_RETENTION] = fs.NONE if retention is None else retention
     k[fs.K_BATCH_WINDOW] = model.sliding_window or max_len
     k[fs.K_QUEUE] = fs.NONE if flags.max_num_queued_reqs is None else flags.max_num_queued_reqs
+    k[fs.K_QUEUE_TOKENS] = fs.NONE if flags.max_num_queued_tokens is None else flags.max_num_queued_tokens
     return k

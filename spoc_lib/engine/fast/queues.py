@@ -11,33 +11,36 @@ from spoc_lib.engine.fast.state import *
 
 @njit
 def push_waiting_head(s, queues, r):
-    s[S_WAIT_HEAD] = (s[S_WAIT_HEAD] - 1) % len(queues)
-    queues[s[S_WAIT_HEAD], V_WAITING] = r
+    s[S_WAIT_HEAD] = (s[S_WAIT_HEAD] - 1) % queues.shape[1]
+    queues[V_WAITING, s[S_WAIT_HEAD]] = r
     s[S_WAITING] += 1
 
 
 @njit
 def pop_waiting(s, queues):
-    s[S_WAIT_HEAD] = (s[S_WAIT_HEAD] + 1) % len(queues)
+    s[S_WAIT_HEAD] = (s[S_WAIT_HEAD] + 1) % queues.shape[1]
     s[S_WAITING] -= 1
 
 
 @njit
-def drop_finished(s, requests, queues):
-    """Out of the lines, order kept."""
+def drop_finished(s, requests, queues, waited):
+    """Out of the lines, order kept. waited: some of them finished while they waited (by a step from before their
+    preemption), so that line has to be gone through as well."""
     kept = 0
     for index in range(s[S_RUNNING]):
-        r = queues[index, V_RUNNING]
+        r = queues[V_RUNNING, index]
         if requests[r, R_STATUS] != ABSENT:
-            queues[kept, V_RUNNING] = r
+            queues[V_RUNNING, kept] = r
             kept += 1
     s[S_RUNNING] = kept
+    if not waited:
+        return
     kept = 0
-    size = len(queues)
+    size = queues.shape[1]
     for index in range(s[S_WAITING]):
-        r = queues[(s[S_WAIT_HEAD] + index) % size, V_WAITING]
+        r = queues[V_WAITING, (s[S_WAIT_HEAD] + index) % size]
         if requests[r, R_STATUS] != ABSENT:
-            queues[(s[S_WAIT_HEAD] + kept) % size, V_WAITING] = r
+            queues[V_WAITING, (s[S_WAIT_HEAD] + kept) % size] = r
             kept += 1
     s[S_WAITING] = kept
 
@@ -51,35 +54,35 @@ def heap_push(s, queues, clock, time, user):
     s[S_ARRIVALS] += 1
     while at > 0:
         up = (at - 1) // 2
-        if clock[up, X_ARRIVAL] < time or (clock[up, X_ARRIVAL] == time and queues[up, V_ORDER] < order):
+        if clock[up, X_ARRIVAL] < time or (clock[up, X_ARRIVAL] == time and queues[V_ORDER, up] < order):
             break
         clock[at, X_ARRIVAL] = clock[up, X_ARRIVAL]
-        queues[at, V_ORDER], queues[at, V_USER] = queues[up, V_ORDER], queues[up, V_USER]
+        queues[V_ORDER, at], queues[V_USER, at] = queues[V_ORDER, up], queues[V_USER, up]
         at = up
     clock[at, X_ARRIVAL] = time
-    queues[at, V_ORDER], queues[at, V_USER] = order, user
+    queues[V_ORDER, at], queues[V_USER, at] = order, user
 
 
 @njit
 def heap_pop(s, queues, clock):
-    user = queues[0, V_USER]
+    user = queues[V_USER, 0]
     s[S_ARRIVALS] -= 1
     size = s[S_ARRIVALS]
-    time, order, moved = clock[size, X_ARRIVAL], queues[size, V_ORDER], queues[size, V_USER]
+    time, order, moved = clock[size, X_ARRIVAL], queues[V_ORDER, size], queues[V_USER, size]
     at = 0
     while 2 * at + 1 < size:
         down = 2 * at + 1
         right = down + 1
         if right < size and (clock[right, X_ARRIVAL] < clock[down, X_ARRIVAL] or (
-                clock[right, X_ARRIVAL] == clock[down, X_ARRIVAL] and queues[right, V_ORDER] < queues[down, V_ORDER])):
+                clock[right, X_ARRIVAL] == clock[down, X_ARRIVAL] and queues[V_ORDER, right] < queues[V_ORDER, down])):
             down = right
-        if time < clock[down, X_ARRIVAL] or (time == clock[down, X_ARRIVAL] and order < queues[down, V_ORDER]):
+        if time < clock[down, X_ARRIVAL] or (time == clock[down, X_ARRIVAL] and order < queues[V_ORDER, down]):
             break
         clock[at, X_ARRIVAL] = clock[down, X_ARRIVAL]
-        queues[at, V_ORDER], queues[at, V_USER] = queues[down, V_ORDER], queues[down, V_USER]
+        queues[V_ORDER, at], queues[V_USER, at] = queues[V_ORDER, down], queues[V_USER, down]
         at = down
     clock[at, X_ARRIVAL] = time
-    queues[at, V_ORDER], queues[at, V_USER] = order, moved
+    queues[V_ORDER, at], queues[V_USER, at] = order, moved
     return user
 
 
@@ -98,9 +101,9 @@ def put(s, requests, queues, sums, b, r, tokens):
     q[r, R_IN_FLIGHT] += tokens
     index = int(sums[2, F_SIZE + b])
     sums[2, F_SIZE + b] = index + 1
-    queues[index, to], queues[index, to + 1], queues[index, to + 2] = r, tokens, 0
+    queues[to, index], queues[to + 1, index], queues[to + 2, index] = r, tokens, 0
     if before + tokens >= q[r, R_TOKENS] + q[r, R_PLACEHOLDERS]:
-        queues[index, to + 2] = 1
+        queues[to + 2, index] = 1
         batch[9] += 1
         if s[K_DEPTH] == 2:
             q[r, R_PLACEHOLDERS] += 1

@@ -19,7 +19,10 @@ def plan(s, pieces, chains, entries, requests, work, queues, sums, request_log, 
     batch = sums[b]
     batch[:] = 0.0
     s[S_PREEMPTED] = s[S_QUERIES] = s[S_HITS] = 0
-    threshold = s[K_THRESHOLD] if s[S_RUNNING] + s[S_WAITING] > 1 else 0
+    eligible = s[S_RUNNING] + s[S_WAITING]
+    threshold = s[K_THRESHOLD] if eligible > 1 else 0
+    if threshold > 0 and s[K_ADAPTIVE]:
+        threshold = max(threshold, s[K_BUDGET] // eligible)
     budget = plan_running(s, pieces, chains, entries, requests, work, queues, sums, b, threshold)
     if s[S_PREEMPTED] == 0 and s[S_WAITING] > 0:
         plan_waiting(s, pieces, chains, entries, requests, work, queues, sums, request_log, b, budget, threshold)
@@ -40,7 +43,7 @@ def plan_running(s, pieces, chains, entries, requests, work, queues, sums, b, th
     low = R_GROUPS + 3 * s[K_SLIDING]
     index = planned = decodes = context = windowed = samples = 0
     while index < s[S_RUNNING] and budget > 0:
-        r = queues[index, V_RUNNING]
+        r = queues[V_RUNNING, index]
         coming, computed, known = q[r, R_PLACEHOLDERS], q[r, R_COMPUTED], q[r, R_TOKENS]
         if coming > 0 and computed + 2 - coming >= q[r, R_MOST]:
             index += 1
@@ -58,7 +61,7 @@ def plan_running(s, pieces, chains, entries, requests, work, queues, sums, b, th
             fits = grow(s, pieces, chains, entries, requests, work, r, tokens)
             while not fits:
                 s[S_RUNNING] -= 1
-                victim = queues[s[S_RUNNING], V_RUNNING]
+                victim = queues[V_RUNNING, s[S_RUNNING]]
                 preempt(s, pieces, chains, entries, requests, work, queues, victim)
                 if victim == r:
                     break
@@ -73,9 +76,9 @@ def plan_running(s, pieces, chains, entries, requests, work, queues, sums, b, th
             add_prefill(batch, computed, tokens, window)
         q[r, R_COMPUTED] = ready
         q[r, R_IN_FLIGHT] += tokens
-        queues[planned, to], queues[planned, to + 1], queues[planned, to + 2] = r, tokens, 0
+        queues[to, planned], queues[to + 1, planned], queues[to + 2, planned] = r, tokens, 0
         if ready >= known + coming:
-            queues[planned, to + 2] = 1
+            queues[to + 2, planned] = 1
             samples += 1
             if asynchronous:
                 q[r, R_PLACEHOLDERS] = coming + 1
@@ -125,18 +128,20 @@ def apply(s, pieces, chains, entries, requests, work, queues, sums, clock, reque
     """Apply the output of planned step `b`, row `step` of the log, which ends now."""
     q, to = requests, V_PLAN + 3 * b
     asynchronous, caching, size, max_len = s[K_DEPTH] == 2, s[K_CACHING] != 0, s[K_BLOCK], s[K_MAX_LEN]
-    finished = 0
+    finished = waited = 0
     row = s[S_TOKENS]
     for index in range(int(sums[2, F_SIZE + b])):
-        r, tokens = queues[index, to], queues[index, to + 1]
+        r, tokens = queues[to, index], queues[to + 1, index]
         stale = q[r, R_STALE] > 0
         q[r, R_IN_FLIGHT] -= tokens
         if stale:
             q[r, R_STALE] -= tokens
-        if queues[index, to + 2] == 0:
+        if queues[to + 2, index] == 0:
             continue
         known = q[r, R_TOKENS] + 1
         q[r, R_TOKENS] = known
+        if known == q[r, R_PROMPT] + 1:
+            s[S_QUEUED_TOKENS] -= q[r, R_PROMPT]
         token_log[row, 0], token_log[row, 1] = q[r, R_NUMBER], step
         row += 1
         if asynchronous:
@@ -149,11 +154,13 @@ def apply(s, pieces, chains, entries, requests, work, queues, sums, clock, reque
         if known >= max_len or known >= q[r, R_MOST]:
             if q[r, R_STATUS] == RUNNING:
                 free(s, pieces, chains, entries, requests, work, r)
+            else:
+                waited += 1
             finish(s, requests, queues, sums, clock, request_log, r)
             finished += 1
     s[S_TOKENS] = row
     if finished:
-        drop_finished(s, requests, queues)
+        drop_finished(s, requests, queues, waited)
 
 
 @njit
@@ -163,6 +170,6 @@ def finish(s, requests, queues, sums, clock, request_log, r):
     request_log[requests[r, R_NUMBER], Q_STATE] = 1
     s[S_LIVE] -= 1
     at = s[S_REPLIES]
-    queues[at, V_REPLY], queues[at, V_REPLY_TOKENS] = r, requests[r, R_TOKENS] - requests[r, R_PROMPT]
+    queues[V_REPLY, at], queues[V_REPLY_TOKENS, at] = r, requests[r, R_TOKENS] - requests[r, R_PROMPT]
     clock[at, X_REPLY] = sums[2, F_NOW]
     s[S_REPLIES] = at + 1

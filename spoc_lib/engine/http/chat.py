@@ -24,11 +24,11 @@ class Generator:
     """Prepares requests and runs them on the engine.
 
     model: its name on the API; reasoning_tokens: how many first tokens of a chat reply are reasoning;
-    rejected: called when the queue limit refuses a request.
+    rejected: called with the flag's name when a queue limit refuses a request.
     """
 
     def __init__(self, engine: RealtimeEngine, encoder: PromptEncoder, words: Words, *, model: str,
-                 reasoning_tokens: int = 0, rejected: Callable[[], None] = lambda: None) -> None:
+                 reasoning_tokens: int = 0, rejected: Callable[[str], None] = lambda reason: None) -> None:
         self._engine, self._encoder, self._words = engine, encoder, words
         self._model, self._reasoning_tokens, self._rejected = model, reasoning_tokens, rejected
         self._flags = engine.engine.flags
@@ -127,11 +127,16 @@ class Generator:
         return reply, HashedContent(prompt, reply.token_ids, self._flags.block_size)
 
     def _submit(self, generations: list[Generation]) -> None:
-        """All choices or none: over the queue limit the whole request is refused with 503."""
-        limit = self._flags.max_num_queued_reqs
-        if limit is not None and self._engine.unfinished + len(generations) > limit:
-            self._rejected()
-            raise api.queue_full()
+        """All choices or none: over a queue limit the whole request is refused with 503."""
+        requests, tokens = self._flags.max_num_queued_reqs, self._flags.max_num_queued_tokens
+        reason = None
+        if requests is not None and self._engine.unfinished + len(generations) > requests:
+            reason = "max_num_queued_reqs"
+        elif tokens is not None and self._engine.queued_tokens >= tokens:
+            reason = "max_num_queued_tokens"
+        if reason:
+            self._rejected(reason)
+            raise api.busy(reason)
         for generation in generations:
             self._engine.submit(generation)
 

@@ -227,9 +227,9 @@ class MetricsPage(StepObserver):
     def late(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
-    def rejected(self) -> None:
-        """The limit on queued requests refused one."""
-        self._rejections["max_num_queued_reqs"].value += 1
+    def rejected(self, reason: str) -> None:
+        """The queue limit `reason` (a flag's name) refused a request."""
+        self._rejections[reason].value += 1
 
     def http(self, route: str, method: str, status: int, request_bytes: int, response_bytes: int,
              seconds: float) -> None:

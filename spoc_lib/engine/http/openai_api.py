@@ -44,9 +44,12 @@ def invalid(message: str, param: str | None = None, value: object = None) -> Api
     return ApiError(400, f"{message} ({', '.join(about)})" if about else message, param=param)
 
 
-def queue_full() -> ApiError:
-    return ApiError(503, "The engine is currently busy and cannot accept new requests. "
-                         "Please try again later or on a different instance.", "Service Unavailable")
+def busy(reason: str) -> ApiError:
+    """503 for `reason`, the flag whose limit is reached."""
+    what = {"max_num_queued_reqs": "is currently busy and cannot accept new requests",
+            "max_num_queued_tokens": "has reached its prefill token backlog limit"}[reason]
+    return ApiError(503, f"The engine {what}. Please try again later or on a different instance.",
+                    "Service Unavailable")
 
 
 class _Body(BaseModel):

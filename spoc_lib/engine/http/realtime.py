@@ -122,6 +122,11 @@ class RealtimeEngine:
     def unfinished(self) -> int:
         return len(self._live)
 
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens of the generations that wait for their first token (see `EngineCore.check_admission`)."""
+        return sum(one.prompt_tokens for one in self._live.values() if not one.tokens)
+
     def submit(self, generation: Generation) -> None:
         """Hand it to the scheduler when its front end is over; at once where that has passed. The caller has checked
         lengths and the queue limit."""

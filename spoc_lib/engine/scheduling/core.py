@@ -87,8 +87,9 @@ class EngineCore:
             cache, max_num_batched_tokens=flags.max_num_batched_tokens, max_num_seqs=flags.active_seqs,
             max_model_len=self.max_model_len,
             long_prefill_token_threshold=flags.long_prefill_token_threshold,
-            reserve_full_isl=flags.scheduler_reserve_full_isl, asynchronous=flags.async_scheduling,
-            sliding_window=model.sliding_window)
+            adaptive_threshold=flags.long_prefill_token_threshold_adaptive,
+            chunked_prefill=flags.enable_chunked_prefill, reserve_full_isl=flags.scheduler_reserve_full_isl,
+            asynchronous=flags.async_scheduling, sliding_window=model.sliding_window)
         self.requests: dict[str, Request] = {}
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -121,11 +122,21 @@ class EngineCore:
         return request
 
     def check_admission(self, num_prompt: int) -> None:
-        """Refuse what the API server refuses: a full queue, a prompt that fills the context."""
+        """Refuse what the API server refuses: a full queue, a prompt that fills the context.
+
+        max_num_queued_tokens counts the whole prompts of the requests that wait for their first token, as vLLM does:
+        its API server does not hear how far a prefill has come.
+        """
         limit = self.flags.max_num_queued_reqs
         if limit is not None and len(self.requests) + 1 > limit:
             raise QueueFullError("queue-full", f"{len(self.requests)} requests are unfinished, and "
                                  f"max_num_queued_reqs is {limit}: try again later")
+        limit = self.flags.max_num_queued_tokens
+        if limit is not None:
+            queued = sum(one.num_prompt for one in self.requests.values() if not one.num_output)
+            if queued >= limit:
+                raise QueueFullError("queue-tokens-full", f"prompts of {queued} tokens wait for their first "
+                                     f"token, and max_num_queued_tokens is {limit}: try again later")
         if num_prompt >= self.max_model_len:
             raise ContextLengthError("context-length", f"the prompt has {num_prompt} tokens, and max_model_len is "
                                      f"{self.max_model_len}: shorten the prompt")
@@ -242,11 +253,16 @@ class EngineLoop:
 
 
 def max_model_len(flags: EngineFlags, model: ModelSpec) -> int:
-    """The context limit in force; InputError when the flag exceeds the model's own."""
+    """The context limit in force; InputError when the flag exceeds the model's own, or a step cannot take a prompt of
+    that length whole though it must."""
     if flags.max_model_len is not None and flags.max_model_len > model.max_model_len:
         raise InputError("bad-field", f"flags: field 'max_model_len': {flags.max_model_len} exceeds the "
                          f"{model.max_model_len} tokens of {model.name}")
-    return flags.max_model_len or model.max_model_len
+    limit = flags.max_model_len or model.max_model_len
+    if not flags.enable_chunked_prefill and flags.max_num_batched_tokens < limit:
+        raise InputError("bad-field", f"flags: field 'max_num_batched_tokens': {flags.max_num_batched_tokens} is below "
+                         f"max_model_len ({limit}), which needs enable_chunked_prefill; raise it or turn that on")
+    return limit
 
 
 def check_retention(flags: EngineFlags, model: ModelSpec) -> None:

@@ -42,6 +42,8 @@ class RecordedConfig(_Record):
     max_model_len: Count
     enable_prefix_caching: bool
     long_prefill_token_threshold: NonNegative = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    enable_chunked_prefill: bool = True
     async_scheduling: bool = False
     max_concurrent_batches: Count | None = None
     watermark: Annotated[float, Field(ge=0)] = 0.0
@@ -130,6 +132,8 @@ def build_scheduler(config: RecordedConfig) -> Scheduler:
     return Scheduler(
         cache, max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len, long_prefill_token_threshold=config.long_prefill_token_threshold,
+        adaptive_threshold=config.long_prefill_token_threshold_adaptive,
+        chunked_prefill=config.enable_chunked_prefill,
         reserve_full_isl=config.scheduler_reserve_full_isl, asynchronous=config.async_scheduling)
 
 

@@ -16,7 +16,7 @@ OutputTokens = Callable[[int], int] | Sequence[int]
 
 
 class QueueFullError(SpocError):
-    """`max_num_queued_reqs` unfinished requests are there already: HTTP 503."""
+    """`max_num_queued_reqs` or `max_num_queued_tokens` is reached: HTTP 503."""
 
 
 class ContextLengthError(SpocError):

@@ -5,10 +5,12 @@ Rules, each held to recordings of the real engine:
 - A step has a budget of `max_num_batched_tokens`. Running requests come first, in order. A request's new tokens are
   its tokens plus those being sampled, minus computed, capped by the long-prefill threshold (only while running plus
   waiting exceed one), by the budget, and by max_model_len - 1 - computed.
+  With `adaptive_threshold` the threshold is at least the budget divided by running plus waiting.
 - Blocks lack: the last running request is preempted, loses its blocks and its progress and goes to the head of the
   queue; then try again. A request that preempts itself ends the running part.
 - Waiting requests are admitted only in a step without preemption, while budget and `max_num_seqs` last. The whole
-  prompt (and, after a preemption, its output so far) must fit; the first that does not fit stops the line.
+  prompt (and, after a preemption, its output so far) must fit; the first that does not fit stops the line. Without
+  `chunked_prefill` one whose tokens exceed what is left of the budget stops it as well.
 - The computed count advances when a chunk is scheduled.
 - Asynchronous scheduling plans a step before the previous one's output is known: the token to come is a placeholder.
   A request whose last token is already being sampled is passed over. A preempted request whose old output is still
@@ -62,13 +64,16 @@ class Scheduler:
     """Waiting and running requests of one engine over one `KVCache`."""
 
     def __init__(self, cache: KVCache, *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int,
-                 long_prefill_token_threshold: int = 0, reserve_full_isl: bool = True, asynchronous: bool = False,
+                 long_prefill_token_threshold: int = 0, adaptive_threshold: bool = False, chunked_prefill: bool = True,
+                 reserve_full_isl: bool = True, asynchronous: bool = False,
                  sliding_window: int | None = None) -> None:
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.adaptive_threshold = adaptive_threshold
+        self.chunked_prefill = chunked_prefill
         self.reserve_full_isl = reserve_full_isl
         self.asynchronous = asynchronous
         self.sliding_window = sliding_window
@@ -80,7 +85,7 @@ class Scheduler:
         """Plan the next step and advance the computed counts."""
         scheduled: dict[Request, int] = {}
         admitted: dict[str, int] = {}
-        threshold = self.long_prefill_token_threshold if len(self.running) + len(self.waiting) > 1 else 0
+        threshold = self._threshold(len(self.running) + len(self.waiting))
         queries, hits = self.counters.prefix_queries, self.counters.prefix_hits
         budget, preempted = self._schedule_running(scheduled, threshold)
         if not preempted:
@@ -89,6 +94,13 @@ class Scheduler:
         return SchedulerOutput(scheduled, sampling, admitted, preempted, batch, len(self.running), len(self.waiting),
                                self.cache.usage, self.counters.prefix_queries - queries,
                                self.counters.prefix_hits - hits)
+
+    def _threshold(self, requests: int) -> int:
+        """Most tokens of a prompt in this step, 0 for no such limit."""
+        threshold = self.long_prefill_token_threshold if requests > 1 else 0
+        if threshold and self.adaptive_threshold:
+            return max(threshold, self.max_num_batched_tokens // requests)
+        return threshold
 
     def _schedule_running(self, scheduled: dict[Request, int], threshold: int) -> tuple[int, list[Request]]:
         budget = self.max_num_batched_tokens
@@ -125,7 +137,10 @@ class Scheduler:
                 continue
             hit = self.cache.look_up(request)
             request.junction = hit.junction
-            tokens = min(self._chunk(request.num_tokens - hit.tokens, threshold), budget)
+            tokens = self._chunk(request.num_tokens - hit.tokens, threshold)
+            if tokens > budget and not self.chunked_prefill:
+                break
+            tokens = min(tokens, budget)
             if not self.cache.allocate(request, tokens, hit, whole_prompt=self.reserve_full_isl,
                                        watermark=bool(self.running)):
                 break

@@ -109,12 +109,8 @@ def accuracy(path: str | Path, model_name: str = "gpt-oss-120b", calibration_pat
     points = serving_points.read_points(path)
     model = load_model(model_name)
     calibration: Calibration | None = calibration_file.load(calibration_path) if calibration_path else None
-    predicted, passport = [], None
-    for point in points:
-        gpu = load_gpu(point.gpu)
-        step_time = step_time_model(model, gpu, point.gpu_count, calibration)
-        passport = passport or step_time.passport()
-        predicted.append(measure(point, model, gpu, served_by(point, step_time), exact))
-    predicted = np.array(predicted)
+    models = [step_time_model(model, load_gpu(point.gpu), point.gpu_count, calibration) for point in points]
+    predicted = np.array([measure(point, model, load_gpu(point.gpu), served_by(point, step_time), exact)
+                          for point, step_time in zip(points, models, strict=True)])
     errors = predicted / np.array([[point.ttft_s, point.tpot_s] for point in points]) - 1
-    return Accuracy(points, predicted, errors, flag_outliers(errors), passport)
+    return Accuracy(points, predicted, errors, flag_outliers(errors), models[0].passport())

@@ -47,8 +47,9 @@ def calibrate(model_name: str, *, points_path: str | Path | None = None, tables:
         said += [f"kernel tables, {family}: {one['rows']} rows, median error of the fitted formula "
                  f"{one['median_percent']:.1f} %" for family, one in quality.items()]
         progress(f"kernel tables: {', '.join(quality)}")
-    if not points_path:
+    if tables and not points_path:
         return _from_tables(model, parameters, tables, command, title, said)
+    assert points_path is not None, "one of the two sources is there"
     points = serving_points.read_points(points_path)
     progress(f"fitting {len(points)} serving points")
     fit = fit_points(points, model, parameters)

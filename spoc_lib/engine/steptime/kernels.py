@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spoc_lib.config import GpuSpec, ModelSpec
+from spoc_lib.config import GpuSpec, ModelSpec, MoeShape
 from spoc_lib.engine.steptime.parameters import Parameters
 
 #: The GPU that rates limited by the SMs are expressed for: an H100's dense BF16 peak.
@@ -83,13 +83,20 @@ def _rate(shard: Shard, dram_bytes_per_s: float, sm_tb_per_s: float) -> float:
     return 1 / smooth_max(1 / dram_bytes_per_s, 1 / own, 8.0)
 
 
+def _moe(model: ModelSpec) -> MoeShape:
+    """The experts of a model that has them; asking a dense model is the caller's error."""
+    if model.moe is None:
+        raise ValueError(f"{model.name} is dense: it has no experts")
+    return model.moe
+
+
 def experts_hit(model: ModelSpec, tokens: np.ndarray, skew: float) -> np.ndarray:
     """Expected experts that `tokens` tokens touch, when an expert's popularity falls with its rank r as r^-skew.
 
     Σ_e 1 − (1 − p_e)ⁿ with Σ p_e = top_k: linear at first, then saturating at all experts, the later the
     greater the skew. Evaluated on a grid of token counts and interpolated: the curve is smooth and concave.
     """
-    moe = model.moe
+    moe = _moe(model)
     share = np.arange(1, moe.experts + 1, dtype=float) ** -skew
     chosen = np.minimum(moe.top_k * share / share.sum(), 0.999)
     grid = HIT_GRID
@@ -100,7 +107,7 @@ def experts_hit(model: ModelSpec, tokens: np.ndarray, skew: float) -> np.ndarray
 def expert_seconds(shard: Shard, tokens: np.ndarray) -> np.ndarray:
     """A layer's expert GEMMs (up, gate, down): stored weights of the experts hit, then compute, not overlapped:
     the measured curves are their sum, since a tile waits for its weights."""
-    p, model, moe = shard.parameters, shard.model, shard.model.moe
+    p, model, moe = shard.parameters, shard.model, _moe(shard.model)
     columns = math.ceil(moe.d_ff / shard.gpu_count / EXPERT_TILE) * EXPERT_TILE
     columns = min(columns, moe.d_ff) if moe.d_ff < EXPERT_TILE else columns
     weights = 3 * model.hidden * columns
@@ -119,7 +126,7 @@ def expert_seconds(shard: Shard, tokens: np.ndarray) -> np.ndarray:
 def route_seconds(shard: Shard, tokens: np.ndarray) -> np.ndarray:
     """A layer's router GEMM is dense (`gemm`); here: softmax, sort, permute and combine, the same on every GPU."""
     p, model = shard.parameters, shard.model
-    moved = p.route_passes * model.moe.top_k * model.hidden * 2
+    moved = p.route_passes * _moe(model).top_k * model.hidden * 2
     return p.route_launch_us * 1e-6 + tokens * moved / stream_rate(shard)
 
 

@@ -23,6 +23,11 @@ from spoc_lib.engine.steptime.parameters import ROOFLINE, Parameters
 CATEGORIES = ("attn", "moe_gemm", "moe_route", "gemm", "comm", "norm", "rope", "kv", "act", "sample")
 
 
+#: `Batch` fields that cost attention time in every step, and those that cost it in a step with prompt chunks.
+PER_DECODE = ("decodes", "decode_context", "decode_window")
+PER_PREFILL = ("prefill_tokens", "prefill_pairs", "prefill_window_pairs", "prefill_context")
+
+
 @dataclass(frozen=True)
 class StepTimeModel:
     """`StepTime` for `model` on `gpu_count` GPUs under tensor parallelism (see `steptime.kernels`).
@@ -74,26 +79,29 @@ class StepTimeModel:
 
     def components(self, batch: Batch) -> dict[str, float]:
         """GPU seconds by kernel category, plus `idle` (launch gaps and host); the sum equals `seconds`."""
-        seconds = dict.fromkeys(CATEGORIES, 0.0) | {"idle": 0.0}
-        if batch.tokens == 0:
-            return seconds
-        for part in self._kernels(np.array([float(batch.tokens)]), np.array([float(batch.logits)])):
+        one = Batch(*(np.array([value]) for value in batch))
+        return {name: float(values[0]) for name, values in self.components_of(one).items()}
+
+    def components_of(self, batches: Batch) -> dict[str, np.ndarray]:
+        """`components` of many steps at once: each field of `batches` is an array (steps,), and so is each value."""
+        tokens, c = np.asarray(batches.tokens, dtype=float), self.coefficients
+        seconds = {name: np.zeros(len(tokens)) for name in (*CATEGORIES, "idle")}
+        for part in self._kernels(tokens, np.asarray(batches.logits, dtype=float)):
             for name, value in part.items():
-                seconds[name] += float(value[0])
-        c = self.coefficients
-        per_unit = ("decodes", "decode_context", "decode_window")
-        if batch.prefills:
-            per_unit += ("prefill_tokens", "prefill_pairs", "prefill_window_pairs", "prefill_context")
-        seconds["attn"] = c["step"] + c["mixed"] * (batch.prefills > 0) + sum(
-            c[name] * getattr(batch, name) for name in per_unit)
-        seconds["idle"] = self.seconds(batch) - sum(seconds.values())
-        return seconds
+                seconds[name] = seconds[name] + value
+        mixed = np.asarray(batches.prefills) > 0
+        seconds["attn"] = c["step"] + sum(c[name] * getattr(batches, name) for name in PER_DECODE) + mixed * (
+            c["mixed"] + sum(c[name] * getattr(batches, name) for name in PER_PREFILL))
+        seconds["idle"] = (c["gap_step"] + c["gap_request"] * (batches.decodes + batches.prefills)
+                           + c["gap_mixed"] * mixed)
+        return {name: np.where(tokens > 0, value, 0.0) for name, value in seconds.items()}
 
     def _kernels(self, tokens: np.ndarray, logits: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Seconds by category of what depends on tokens, and of what depends on logits."""
-        return tuple({name: value if name == "comm" else self.slowdown * value for name, value in part.items()}
-                     for part in (kernels.token_seconds(self.shard, tokens),
-                                  kernels.logits_seconds(self.shard, logits)))
+        by_tokens, by_logits = (
+            {name: np.asarray(value if name == "comm" else self.slowdown * value) for name, value in part.items()}
+            for part in (kernels.token_seconds(self.shard, tokens), kernels.logits_seconds(self.shard, logits)))
+        return by_tokens, by_logits
 
     def with_parameters(self, parameters: Parameters) -> StepTimeModel:
         """The same shapes under other parameters (a what-if: the passport still names the calibration)."""

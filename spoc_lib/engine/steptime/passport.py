@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.steptime.calibration_file import Calibration
@@ -23,7 +25,7 @@ def issue(model: ModelSpec, gpu: GpuSpec, gpu_count: int, calibration: Calibrati
     `sources`, `range` (null for a roofline), `error` (held-out mean absolute percentage errors, null for a
     roofline) and `warnings` (sentences).
     """
-    passport = {
+    passport: dict[str, Any] = {
         "simulated": True, "model": model.name, "gpu": gpu.name, "gpu_count": gpu_count,
         "step_time": "calibrated" if calibration else "roofline",
         "calibration_id": calibration.id if calibration else "none",

@@ -213,7 +213,7 @@ def _closed_loop(table, coeffs, prompts, outputs, slots, budget, window, asynchr
             request = completed[k]
             first[request] = now
             prefilling -= 1
-            slot = np.argmin(decoding)
+            slot = int(np.argmin(decoding))
             decoding[slot] = request
             left[slot], context[slot] = outputs[request] - 1, prompts[request] + 1
             decodes += 1

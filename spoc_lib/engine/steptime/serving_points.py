@@ -93,15 +93,17 @@ def _point(row: dict, where: str) -> ServingPoint:
     if gpu not in names("gpus"):
         raise InputError("unknown-system", f"{where}: unknown system '{row['system']}': use one of "
                          f"{', '.join(name.replace('-', '_') for name in names('gpus'))}")
-    counts = [_number(row, name, where, whole=True) for name in ("tp_size", "isl", "osl", "conc")]
-    times = [_number(row, name, where) / 1e3 for name in ("ttft_ms_mean", "tpot_ms")]
-    if counts[3] > MAX_NUM_BATCHED_TOKENS:
-        raise InputError("bad-field", f"{where}: column 'conc': {counts[3]} exceeds max_num_batched_tokens "
+    gpu_count, prompt, output, concurrency = (
+        _number(row, name, where, whole=True) for name in ("tp_size", "isl", "osl", "conc"))
+    ttft_s, tpot_s = (_number(row, name, where) / 1e3 for name in ("ttft_ms_mean", "tpot_ms"))
+    if concurrency > MAX_NUM_BATCHED_TOKENS:
+        raise InputError("bad-field", f"{where}: column 'conc': {concurrency} exceeds max_num_batched_tokens "
                          f"({MAX_NUM_BATCHED_TOKENS})")
-    if counts[2] < 2:
+    if output < 2:
         raise InputError("bad-field", f"{where}: column 'osl': TPOT needs at least 2 output tokens")
     release = row.get("backend_version")
-    return ServingPoint(gpu, *counts, *times, release="" if pd.isna(release) else str(release))
+    return ServingPoint(gpu, gpu_count, prompt, output, concurrency, ttft_s, tpot_s,
+                        release="" if pd.isna(release) else str(release))
 
 
 def _number(row: dict, name: str, where: str, whole: bool = False):

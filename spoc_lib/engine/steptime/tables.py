@@ -9,6 +9,7 @@ tables' numbers, so what a calibration file holds afterwards is a handful of eff
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -147,11 +148,13 @@ def _fit_family(parts, predict: Predict, fitted: Sequence[str], model: ModelSpec
                 ) -> tuple[Parameters, np.ndarray]:
     measured = np.concatenate([rows["latency_ms"].to_numpy(float) for _, rows in parts]) / 1e3
 
+    def shard_of(parameters: Parameters, gpu: GpuSpec, count: int) -> Shard:
+        return Shard(model, gpu, count, parameters)
+
     def log_error(x: np.ndarray) -> np.ndarray:
         parameters = scaled(start, dict(zip(fitted, np.exp(x), strict=True)))
-        return np.log(np.concatenate([
-            predict(rows, lambda count, gpu=gpu: Shard(model, gpu, count, parameters)) for gpu, rows in parts
-        ]) / measured)
+        return np.log(np.concatenate([predict(rows, partial(shard_of, parameters, gpu)) for gpu, rows in parts])
+                      / measured)
 
     best = least_squares(log_error, np.zeros(len(fitted)), loss="soft_l1", f_scale=0.1, diff_step=1e-4)
     return scaled(start, dict(zip(fitted, np.exp(best.x), strict=True))), 100 * np.abs(np.expm1(log_error(best.x)))
