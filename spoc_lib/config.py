@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -26,6 +28,16 @@ def data_dir() -> Path:
 
 #: Metrics of an SLO that are shares of requests: of failed ones, and of those that met every limit on latency.
 SHARES = ("error_rate", "goodput")
+
+
+def web_address(value: str) -> str:
+    """`value` when it is an http(s) address; ValueError when not, or when a password stands in it."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[\s\x00-\x1f]", value):
+        raise ValueError("must be an address like http://127.0.0.1:8000")
+    if parts.username or parts.password:
+        raise ValueError("must not hold a user or password: name an environment variable that holds the key")
+    return value
 
 
 class Slo(Strict):
@@ -110,6 +122,26 @@ class Engine(Strict):
     def _in_project(cls, value: list[str] | None) -> list[str] | None:
         return value and [part.replace("{project}", str(data_dir().parent)) for part in value]
 
+    @field_validator("image", "served_model")
+    @classmethod
+    def _no_option(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[\w./][\w./:@+-]*", value, re.ASCII):
+            raise ValueError("must be a name of letters, digits and . / : @ + _ -, that begins with none of : @ + -")
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in text:
+                raise ValueError(f"{name!r:.40} cannot be an environment variable")
+        return value
+
+    @field_validator("base_url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        return value and web_address(value)
+
     @model_validator(mode="after")
     def _complete(self) -> Engine:
         needed = {"process": "command", "container": "image", "remote": "base_url"}.get(self.kind)
@@ -124,12 +156,20 @@ class TelemetryEndpoints(Strict):
     prometheus_url: str | None = None
     dcgm_url: str | None = None
 
+    @field_validator("prometheus_url", "dcgm_url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        return value and web_address(value)
+
 
 class SearchSpec(Strict):
     """What the search varies. `space` narrows or replaces ranges of data/flags/vllm.yaml by flag name."""
 
     target_users: PositiveInt = 100
     space: dict[str, list[FlagValue]] = {}
+    forbidden: list[str] = Field([], description="flags that no launch may set")
+    objective: Literal["throughput", "goodput"] = Field(
+        "throughput", description="the first objective: output tokens/s, or requests/s that meet every SLO on latency")
 
 
 class LadderSpec(Strict):
@@ -147,7 +187,7 @@ class LadderSpec(Strict):
 class Cluster(Strict):
     """A cluster under test (data/clusters/*.yaml)."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="also its runs' folders'")]
     title: str
     hardware: Hardware
     engine: Engine
@@ -207,6 +247,7 @@ class GpuSpec(Strict):
     link_bytes_per_s: Positive = Field(description="NVLink, one direction")
     power_w: Positive = 700
     sm_clock_mhz: Positive = 1980
+    price_per_gpu_hour: Positive | None = Field(None, description="in any currency; a cluster's own price wins")
 
 
 class Profile(Strict):

@@ -5,9 +5,21 @@ Rooms are imported inside the commands, so `spoc --help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import sys
 
 from spoc_lib.core.errors import SpocError
+
+#: Faults of the machine, not of the workbench: what they mean and what to do.
+MACHINE = {
+    errno.ENOSPC: "no space is left on the disk: make room, then go on with --resume",
+    errno.EDQUOT: "the disk quota is used up: make room, then go on with --resume",
+    errno.EFBIG: "a file reached the size limit of this process: raise it (ulimit -f), then go on with --resume",
+    errno.EROFS: "the file system is read-only: set SPOC_OUTPUTS to a folder that can be written",
+    errno.EACCES: "permission denied",
+    errno.EMFILE: "no file handles are left in this process: raise the limit (ulimit -n 65536)",
+    errno.ENFILE: "no file handles are left on this machine",
+}
 
 
 def main() -> None:
@@ -19,3 +31,9 @@ def main() -> None:
     except SpocError as error:
         print(f"spoc: {error.message}", file=sys.stderr)
         sys.exit(error.exit_status)
+    except OSError as error:
+        if error.errno not in MACHINE:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"spoc: {MACHINE[error.errno]}{where}", file=sys.stderr)
+        sys.exit(1)

@@ -1,15 +1,22 @@
-"""`spoc run`, `batch`, `report`, `check`: the notebooks as a pipeline."""
+"""`spoc run`, `report`, `check`: the notebooks as a pipeline."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spoc_lib.cli.output import JsonOption, emit
+from spoc_lib.core.errors import InputError
 
-Profile = Annotated[str, typer.Option(help="how much work: quick, standard, paper, or a YAML file")]
-Seed = Annotated[int, typer.Option(min=0, help="seed of workload and search")]
+if TYPE_CHECKING:
+    from spoc_lib.pipeline.runs import Run
+
+Profile = Annotated[
+    str | None, typer.Option(help="how much work: quick (default), standard, paper, or a YAML file")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="seed of workload and search; default 1")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="a notebook parameter; repeatable")
 ]
@@ -18,19 +25,23 @@ Settings = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the pipeline's commands to the top level."""
     app.command("run")(run)
-    app.command("batch")(batch)
     app.command("report")(report)
     app.command("check")(check)
 
 
 def run(
-    cluster: Annotated[str, typer.Argument(help="a name in data/clusters/ or the path of a cluster file")],
-    profile: Profile = "quick",
-    seed: Seed = 1,
+    cluster: Annotated[str, typer.Argument(help="a name in data/clusters/ or the path of a cluster file")] = "",
+    profile: Profile = None,
+    seed: Seed = None,
     only: Annotated[str, typer.Option(help="these notebooks only, for example 03 or 03,04")] = "",
     start: Annotated[str, typer.Option("--from", help="from this notebook on")] = "",
     run_id: Annotated[str, typer.Option(help="name of the run folder; an existing one is used again")] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="go on after the last finished stage")] = False,
+    resume: Annotated[bool, typer.Option(
+        "--resume", help="go on after the last finished stage, as the run was told; a --run-id not there yet starts"
+    )] = False,
+    from_run: Annotated[str, typer.Option(
+        "--from-run", metavar="RUN", help="repeat this run with its own parameters, seeds and files; say what differs"
+    )] = "",
     capture: Annotated[bool, typer.Option(
         "--capture", help="trace the engine with nsys at the limit (--set capture=true); the twin: its NVTX ranges")
     ] = False,
@@ -44,7 +55,15 @@ def run(
     from spoc_lib.pipeline.execute import choose_stages, run_cluster
     from spoc_lib.pipeline.parameters import split_settings
 
+    stop_gently()
     stages = choose_stages(only, start)
+    if from_run:
+        others = {"CLUSTER": cluster, "--profile": profile, "--seed": seed is not None, "--resume": resume,
+                  "--capture": capture, "--set": settings}
+        _repeat(from_run, [name for name, given in others.items() if given], stages, run_id, json)
+        return
+    if not cluster:
+        raise InputError("no-cluster", "name a cluster (see data/clusters/), or a run to repeat with --from-run")
     done = run_cluster(
         cluster,
         profile=profile,
@@ -53,7 +72,7 @@ def run(
         settings=split_settings([*(settings or []), *(["capture=true"] if capture else [])], stages),
         run_id=run_id,
         resume=resume,
-        say=_say(json),
+        say=progress_to(json),
     )
     emit(
         {"run": done.id, "folder": str(done.folder), "stages": done.state["stages"]},
@@ -62,46 +81,22 @@ def run(
     )
 
 
-def batch(
-    clusters: Annotated[list[str], typer.Argument(help="clusters to run and compare")],
-    profile: Profile = "quick",
-    seed: Seed = 1,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="clusters at a time; on one machine they disturb each other's clocks")
-    ] = 1,
-    settings: Settings = None,
-    json: JsonOption = None,
-) -> None:
-    """One run a cluster (notebooks 01-04), then notebook 05 over all of them.
+def _repeat(source: str, also_given: list[str], stages: list[str], run_id: str, json: str | None) -> None:
+    from spoc_lib.core.files import read_json
+    from spoc_lib.pipeline import repeat
+    from spoc_lib.pipeline.runs import Run
 
-    Example: spoc batch sim-4xh100 sim-2xh200 --profile quick
-    """
-    from spoc_lib.pipeline.batch import report as make_report
-    from spoc_lib.pipeline.batch import run_batch
-    from spoc_lib.pipeline.parameters import split_settings
-
-    say = _say(json)
-    split_settings(settings or [], ["01", "02", "03", "04"])
-    arguments = [
-        "--profile",
-        profile,
-        "--seed",
-        str(seed),
-        *(w for s in settings or [] for w in ("--set", s)),
-    ]
-    outcomes = run_batch(clusters, arguments, jobs=jobs, say=say)
-    finished = [o.run for o in outcomes if o.status == 0 and o.run]
-    comparison = make_report(finished, profile=profile, say=say) if finished else None
-    result = {"outcomes": outcomes, "report": comparison and str(comparison.folder)}
-    lines = [f"{o.cluster}: failed (exit {o.status}): {o.reason}" for o in outcomes if o.status]
-    if comparison:
-        lines += _verdict(comparison)
-    emit(result, json, "\n".join(lines))
-    raise typer.Exit(0 if len(finished) == len(clusters) else 1)
+    if also_given:
+        raise InputError("from-run", f"--from-run takes everything from the run that it repeats: leave out "
+                         f"{', '.join(also_given)}")
+    done = repeat.repeat(Run.open(source), stages=stages, run_id=run_id, say=progress_to(json))
+    emit({"run": done.id, "folder": str(done.folder), "stages": done.state["stages"],
+          **read_json(done.folder / "repeat.json")}, json, "\n".join([*repeat.sentences(done), f"done: {done.folder}"]))
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="runs (ids or folders) with a finished sweep")],
+    runs: Annotated[list[str], typer.Argument(
+        help="runs (ids or folders) with a finished sweep; the word index alone rebuilds outputs/index.html")],
     profile: Annotated[str, typer.Option(help="quick, standard, paper, or a YAML file; default: the first run's own")
                        ] = "",
     settings: Settings = None,
@@ -113,10 +108,17 @@ def report(
     """
     from spoc_lib.pipeline.batch import report as make_report
     from spoc_lib.pipeline.parameters import split_settings
+    from spoc_lib.pipeline.runs import outputs_dir
+    from spoc_lib.report import index
 
+    stop_gently()
+    if runs == ["index"]:
+        page = index.rebuild(outputs_dir())
+        emit({"index": str(page)}, json, f"index: {page}")
+        return
     chosen = split_settings(settings or [], ["05"])["05"]
-    comparison = make_report(runs, profile=profile, settings=chosen, say=_say(json))
-    emit({"report": str(comparison.folder)}, json, "\n".join(_verdict(comparison)))
+    comparison = make_report(runs, profile=profile, settings=chosen, say=progress_to(json))
+    emit({"report": str(comparison.folder)}, json, "\n".join(verdict_lines(comparison)))
 
 
 def check(
@@ -135,7 +137,7 @@ def check(
     raise typer.Exit(1 if any(not f.ok and f.severity == "stops" for f in findings) else 0)
 
 
-def _verdict(comparison) -> list[str]:
+def verdict_lines(comparison: Run) -> list[str]:
     """The answer in words, and where the page is."""
     from spoc_lib.core.files import read_json
 
@@ -143,8 +145,18 @@ def _verdict(comparison) -> list[str]:
     return [*answer["verdict"], f"report: {comparison.folder / '05_capacity_report.html'}"]
 
 
-def _say(json: str | None):
+def progress_to(json: str | None) -> Callable[[str], None]:
     """Progress goes to standard output, or to standard error when the result itself is asked for there."""
     import sys
 
     return lambda text: print(text, file=sys.stderr if json == "-" else sys.stdout, flush=True)
+
+
+def stop_gently() -> None:
+    """SIGTERM (a scheduler's time limit, a container's stop) and a lost terminal end a run as Ctrl-C does: engine and
+    kernel go, the state says `interrupted`. A signal that is ignored here (nohup) stays ignored."""
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from typing import Any
 
 from spoc_lib import config
 from spoc_lib.core.errors import GateError, InputError, SpocError
-from spoc_lib.core.files import read_json
+from spoc_lib.core.files import read_json, write_text
+from spoc_lib.pipeline import record
 from spoc_lib.pipeline.parameters import STAGES, Common, check
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import html, index
@@ -40,20 +42,30 @@ def choose_stages(only: str = "", start: str = "") -> list[str]:
 def run_stages(run: Run, stages: list[str], parameters: dict[str, dict[str, Any]], *, resume: bool, say: Say) -> None:
     """Execute `stages` of `run` in order. `parameters[number]` are that notebook's, checked before anything starts.
 
-    With `resume`, stages that are done stay; the first one that is not, and all after it, run.
+    With `resume`, stages that are done with these very parameters stay; the first one that is not, and all after it,
+    run.
     """
     checked = {number: check(number, parameters[number]) for number in stages}
     for number in stages:
-        if resume and run.stage_state(number)["state"] in ("done", "skipped"):
-            say(f"{number} {STAGES[number].title}: {run.stage_state(number)['state']} already, kept")
-            continue
+        title = f"{number} {STAGES[number].title}"
+        reason = skip_reason(number, checked[number]) if len(stages) > 1 else ""
+        before = run.stage_state(number)
+        if resume and (before["state"] == "done" or before["state"] == "skipped" and reason):
+            changed = _changed(before.get("parameters", {}), checked[number]) if before["state"] == "done" else []
+            if not changed:
+                say(f"{title}: {before['state']} already, kept")
+                continue
+            say(f"{title}: done before with another {', '.join(changed)}, so it and what follows run again")
         resume = False
-        reason = skip_reason(number, checked[number])
-        if reason and len(stages) > 1:
+        if reason:
             run.set_stage(number, state="skipped", reason=reason)
-            say(f"{number} {STAGES[number].title}: skipped: {reason}")
+            say(f"{title}: skipped: {reason}")
             continue
         execute(run, number, checked[number].model_dump(), say)
+
+
+def _changed(before: dict[str, Any], now: Common) -> list[str]:
+    return sorted(name for name, value in now.model_dump().items() if name != "run_dir" and before.get(name) != value)
 
 
 def skip_reason(number: str, parameters: Common) -> str:
@@ -76,12 +88,13 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
     from traitlets.config import Config
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
+    _write_whole_notebooks()
     stage = STAGES[number]
     output = run.folder / f"{stage.notebook}.ipynb"
     run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters)
     began = time.monotonic()
     reason = ""
-    with _watch(run, number, say):
+    with _watch(run, number, say), tempfile.TemporaryDirectory(prefix="spoc-") as private:
         try:
             papermill.execute_notebook(
                 str(notebooks_dir() / f"{stage.notebook}.ipynb"),
@@ -91,7 +104,8 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
                 kernel_name="python3",
                 cwd=str(notebooks_dir()),
                 start_timeout=120,
-                config=Config({"KernelManager": {"transport": "ipc"}}),  # no ports: none to race for, none to listen in
+                # no ports: none to race for, none to listen in; the sockets' folder is this stage's and nobody else's
+                config=Config({"KernelManager": {"transport": "ipc", "ip": f"{private}/kernel"}}),
                 extra_arguments=["--IPKernelApp.log_level=50"],  # a kernel that is told to go has no last words
             )
         except PapermillExecutionError as error:
@@ -115,11 +129,24 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
             f"{run.state['cluster']} --run-id {run.id} --resume",
         )
     run.set_stage(number, seconds=seconds)
+    record.into_notebook(output, read_json(run.folder / stage.folder / "result.json")["provenance"])
     siblings = {f"{s.notebook}.html": f"{s.number} {s.title}" for s in STAGES.values()}
     page = html.render(output, output.with_suffix(".html"), f"{stage.number} {stage.title}: {run.id}", siblings)
     say(f"{number} {stage.title}: {seconds:.0f} s -> {page}")
     for finding in run.stage_state(number).get("findings", [])[:3]:
         say(f"   {finding}")
+
+
+def _write_whole_notebooks() -> None:
+    """Papermill saves the notebook after every cell, in place: a kill or a full disk would leave half of it."""
+    from papermill.iorw import LocalHandler, papermill_io
+
+    class Whole(LocalHandler):
+        def write(self, buf: str, path: str) -> None:
+            write_text(path, buf)
+
+    if type(papermill_io.get_handler("local")).__name__ != Whole.__name__:
+        papermill_io.register("local", Whole())
 
 
 class _watch:
@@ -152,47 +179,67 @@ class _watch:
 def run_cluster(
     cluster_name: str,
     *,
-    profile: str,
-    seed: int,
+    profile: str | None = None,
+    seed: int | None = None,
     stages: list[str],
     settings: dict[str, dict[str, Any]],
     run_id: str = "",
     resume: bool = False,
     say: Say,
 ) -> Run:
-    """`spoc run`: create or reopen the run of one cluster and execute its stages."""
+    """`spoc run`: create or reopen the run of one cluster and execute its stages.
+
+    resume: go on with the run `run_id` (started where it is not there yet, so that a scheduler may repeat one and the
+    same command), or with the cluster's newest one. What a run was told once (profile, seed, settings) holds until it
+    is told otherwise; by default: profile quick, seed 1.
+    """
     cluster = config.load_cluster(cluster_name)
+    run = _found(cluster, run_id, stages, resume)
+    before = run.state if run else {}
+    profile = profile or before.get("profile", "quick")
+    seed = before.get("seed", 1) if seed is None else seed
     config.load_profile(profile)
-    common = {"cluster": _absolute(cluster_name), "profile": _absolute(profile), "seed": seed}
-    parameters = {number: {**common, **settings.get(number, {})} for number in stages}
+    told = {**before.get("settings", {})}
+    for number in stages:
+        told[number] = {**told.get(number, {}), **settings.get(number, {})}
+    common = {"cluster": absolute(cluster_name), "profile": absolute(profile), "seed": seed}
+    parameters = {number: {**common, **told[number]} for number in stages}
     checked = {number: check(number, parameters[number]) for number in stages}
     if "04" in checked and checked["04"].capture:
         from spoc_lib.pipeline.limit_capture import require
 
         require(cluster, checked["04"].trace)
-    if resume:
-        run = Run.open(run_id) if run_id else Run.latest(cluster.name)
-    elif run_id and (run := _existing(run_id)):
-        if stages == list(STAGES):
-            raise InputError("run-exists", f"run '{run_id}' exists: add --resume, or --only/--from to redo stages")
-    else:
-        run = Run.create(cluster.name, run_id, {"cluster": cluster.name, "profile": profile, "seed": seed})
+    facts = {"cluster": cluster.name, "profile": absolute(profile), "seed": seed, "settings": told}
+    run = run or Run.create(cluster.name, run_id, facts)
     with run.exclusive():
+        run.update(**facts)
         say(f"run {run.id} in {run.folder}")
         try:
             run_stages(run, stages, parameters, resume=resume, say=say)
+        except KeyboardInterrupt:
+            say(f"interrupted; go on with: spoc run {cluster_name} --run-id {run.id} --resume")
+            raise
         finally:
             index.rebuild(run.folder.parent)
     return run
 
 
-def _existing(run_id: str) -> Run | None:
+def _found(cluster: config.Cluster, run_id: str, stages: list[str], resume: bool) -> Run | None:
+    """The run to go on with; None: a new one. InputError when it is another cluster's, or would be overwritten."""
+    if not run_id:
+        return Run.latest(cluster.name) if resume else None
     try:
-        return Run.open(run_id)
+        run = Run.open(run_id)
     except SpocError:
         return None
+    if not resume and stages == list(STAGES):
+        raise InputError("run-exists", f"run '{run_id}' exists: add --resume, or --only/--from to redo stages")
+    if run.state.get("cluster") != cluster.name:
+        raise InputError("other-cluster", f"run '{run_id}' is of cluster '{run.state.get('cluster')}', not of "
+                         f"'{cluster.name}': choose another --run-id")
+    return run
 
 
-def _absolute(name_or_path: str) -> str:
-    """Notebooks run in their own folder, so a relative path is made absolute."""
+def absolute(name_or_path: str) -> str:
+    """A cluster or profile for notebooks, which run in their own folder: a relative path is made absolute."""
     return os.path.abspath(name_or_path) if name_or_path.endswith((".yaml", ".yml")) else name_or_path

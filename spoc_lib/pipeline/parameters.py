@@ -173,6 +173,14 @@ def split_settings(settings: list[str], stages: list[str]) -> dict[str, dict[str
     return chosen
 
 
+def absolute_settings(settings: list[str], stages: list[str]) -> list[str]:
+    """The same `name=value` pairs, checked as by `split_settings`, their paths absolute: they mean the same from any
+    folder."""
+    chosen = split_settings(settings, stages)
+    merged = {name: value for of_stage in chosen.values() for name, value in of_stage.items()}
+    return [f"{name}={value}" for name, value in merged.items()]
+
+
 def _user_path(name: str, value: str) -> str:
     """Notebooks run in their own folder, so a path given on the command line is made absolute."""
     is_path = name in ("monorepo", "trace") or value.endswith((".yaml", ".yml"))

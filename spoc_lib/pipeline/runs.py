@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
+import re
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +18,9 @@ from typing import Any
 from spoc_lib.core.clock import Anchor
 from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.core.files import read_json, write_json
+
+#: What may name a run, and so a folder.
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def outputs_dir() -> Path:
@@ -32,27 +39,40 @@ class Run:
         return self.folder.name
 
     @classmethod
-    def create(cls, name: str, run_id: str = "", facts: dict[str, Any] | None = None) -> Run:
-        """A new folder `outputs/<run_id>`; by default `<name>-<date>-<time>`. `facts` go into run.json."""
-        if run_id and Path(run_id).name != run_id:
-            raise InputError("bad-run-id", f"run id '{run_id}' must be a plain name, without a folder")
+    def create(
+        cls, name: str, run_id: str = "", facts: dict[str, Any] | None = None, inside: Path | None = None
+    ) -> Run:
+        """A new folder `outputs/<run_id>` (or `inside` another folder); by default `<name>-<date>-<time>`. `facts` go
+        into run.json.
+
+        The folder appears with its run.json in it or not at all, whoever else creates one at the same moment.
+        """
         base = run_id or f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        outputs_dir().mkdir(parents=True, exist_ok=True)
+        if not PLAIN_NAME.fullmatch(base):
+            raise InputError(
+                "bad-run-id",
+                f"run id {base[:80]!r} must be a plain name of letters, digits, '.', '_' and '-', without a folder",
+            )
+        inside = inside or outputs_dir()
+        inside.mkdir(parents=True, exist_ok=True)
         for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
-            folder = outputs_dir() / (base + suffix)
-            try:
-                folder.mkdir()
-            except FileExistsError:
-                if run_id:
-                    raise InputError(
-                        "run-exists",
-                        f"run '{run_id}' exists: choose another --run-id, or add --resume to go on with it",
-                    ) from None
-                continue
-            run = cls(folder)
-            anchor = Anchor.now()
-            write_json(run.state_path, {"run_id": folder.name, "anchor": anchor, **(facts or {}), "stages": {}})
-            return run
+            folder = inside / (base + suffix)
+            with tempfile.TemporaryDirectory(dir=inside, prefix=".new-", ignore_cleanup_errors=True) as new:
+                state = {"run_id": folder.name, "anchor": Anchor.now(), **(facts or {}), "stages": {}}
+                write_json(Path(new) / "run.json", state)
+                os.chmod(new, 0o755)
+                try:
+                    os.rename(new, folder)  # fails where a folder with something in it stands
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                        raise
+                    if run_id:
+                        raise InputError(
+                            "run-exists",
+                            f"run '{run_id}' exists: choose another --run-id, or add --resume to go on with it",
+                        ) from None
+                    continue
+            return cls(folder)
         raise SpocError("run-exists", f"cannot find a free name for a run called {base}")
 
     @classmethod
@@ -63,6 +83,16 @@ class Run:
             if (folder / "run.json").is_file():
                 return cls(folder.resolve())
         raise InputError("unknown-run", f"no run '{run_id_or_path}': no folder with a run.json in {outputs_dir()}")
+
+    @classmethod
+    def at(cls, folder: str, facts: dict[str, Any]) -> Run:
+        """The run in `folder` (or of that id), created there where there is none yet: notebooks that a scheduler starts
+        one by one share a run by its folder's name."""
+        path = Path(os.path.expanduser(folder))
+        if os.sep in folder and not (path / "run.json").exists() and path.parent.is_dir():
+            with contextlib.suppress(InputError):  # somebody else was faster: then it is there
+                return cls.create(path.name, path.name, facts, path.parent.resolve())
+        return cls.open(folder)
 
     @classmethod
     def latest(cls, cluster: str) -> Run:
@@ -76,7 +106,7 @@ class Run:
 
     @classmethod
     def all(cls) -> list[Run]:
-        return [cls(path.parent) for path in sorted(outputs_dir().glob("*/run.json"))]
+        return [cls(path.parent) for path in sorted(outputs_dir().glob("[!.]*/run.json"))]
 
     @property
     def state_path(self) -> Path:
@@ -99,7 +129,7 @@ class Run:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the run for one writer; GateError-free sentence when another process is at work in it."""
+        """Hold the run for one writer; InputError when another process is at work in it."""
         with open(self.folder / ".lock", "w") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,4 +138,6 @@ class Run:
                     "run-busy",
                     f"another process is working on run '{self.id}': wait for it or choose another --run-id",
                 ) from None
+            for half in self.folder.rglob(".*.part"):  # what a killed writer had not finished
+                half.unlink(missing_ok=True)
             yield

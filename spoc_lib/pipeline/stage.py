@@ -16,9 +16,10 @@ from typing import Any
 from spoc_lib import config
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
+from spoc_lib.pipeline import record
 from spoc_lib.pipeline.parameters import STAGES, Common, from_notebook
 from spoc_lib.pipeline.runs import Run
-from spoc_lib.report import provenance, style
+from spoc_lib.report import style
 
 
 @dataclass
@@ -121,14 +122,10 @@ class Stage:
 
     def finish(self, result: dict[str, Any], findings: list[str]) -> None:
         """Store the stage's result with its findings and provenance, and mark the stage done."""
-        record = {
-            **result,
-            "findings": findings,
-            "provenance": provenance.collect(
-                self.cluster, self.profile, self.parameters.model_dump(), time.monotonic() - self.started_s
-            ),
-        }
-        write_json(self.folder / "result.json", record)
+        made = record.collect(self, time.monotonic() - self.started_s)
+        write_json(self.folder / "result.json", {**result, "findings": findings})
+        for folder in {self.folder, self.run.folder}:
+            record.into_results(folder, made)
         self.run.set_stage(self.number, state="done", finished_wall_s=time.time(), findings=findings)
 
     def _repr_html_(self) -> str:
@@ -148,15 +145,25 @@ class Stage:
 
 
 def parse_flag_text(text: str) -> dict[str, Any]:
-    """`max_num_seqs=64 enable_prefix_caching=false` as a dictionary with typed values."""
+    """`max_num_seqs=64 enable_prefix_caching=false` as a dictionary with typed values; InputError for what is none."""
     import yaml
 
+    try:
+        parts = shlex.split(text.replace(",", " "))
+    except ValueError as error:
+        raise InputError("bad-flags", f"flags: {str(error).lower()}: write name=value, quotes in pairs") from error
     flags: dict[str, Any] = {}
-    for part in shlex.split(text.replace(",", " ")):
-        name, separator, value = part.lstrip("-").partition("=")
+    for part in parts:
+        name, separator, written = part.lstrip("-").partition("=")
         if not separator:
             raise InputError("bad-flags", f"flags: '{part}' must be written name=value")
-        flags[name.replace("-", "_")] = yaml.safe_load(value)
+        try:
+            value = yaml.safe_load(written)
+        except (yaml.YAMLError, ValueError):
+            value = written  # YAML has no such word: text, then
+        if not isinstance(value, (bool, int, float, str)):
+            raise InputError("bad-flags", f"flags: '{part}': the value must be true, false, a number or a word")
+        flags[name.replace("-", "_")] = value
     return flags
 
 
@@ -166,15 +173,12 @@ def begin(number: str, namespace: dict[str, Any]) -> Stage:
     parameters = from_notebook(number, namespace)
     cluster = config.load_cluster(parameters.cluster)
     profile = config.load_profile(parameters.profile)
-    if parameters.run_dir:
-        run = Run.open(parameters.run_dir)
-    else:
-        run = Run.create(
-            cluster.name, facts={"cluster": cluster.name, "profile": profile.name, "seed": parameters.seed}
-        )
+    facts = {"cluster": cluster.name, "profile": profile.name, "seed": parameters.seed}
+    run = Run.at(parameters.run_dir, facts) if parameters.run_dir else Run.create(cluster.name, facts=facts)
     stage = Stage(number, run, parameters, _with_workload(cluster, parameters), profile)
     _prepare(stage)
-    run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters.model_dump())
+    run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters.model_dump(),
+                  inputs=record.begin(stage))
     return stage
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -42,14 +43,20 @@ class LaunchCommand:
 
 
 def flag_arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Flags as `vllm serve` takes them: --name value; --name or --no-name for truth values; None left out."""
+    """Flags as `vllm serve` takes them: --name value; --name or --no-name for truth values; None left out. A value that
+    begins with a dash is tied to its name, for it would be read as an option of its own. InputError for a name that
+    can be no flag's."""
     arguments: list[str] = []
     for name, value in flags.items():
         dashed = name.lstrip("-").replace("_", "-")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*", dashed) or "\0" in str(value):
+            raise InputError("bad-flag", f"{name!r:.60} cannot be a flag: write its name as vLLM does, for example "
+                             "max_num_seqs")
         if isinstance(value, bool):
             arguments.append(f"--{dashed}" if value else f"--no-{dashed}")
         elif value is not None:
-            arguments += [f"--{dashed}", f"{value:g}" if isinstance(value, float) else str(value)]
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            arguments += [f"--{dashed}={text}"] if text.startswith("-") else [f"--{dashed}", text]
     return arguments
 
 
