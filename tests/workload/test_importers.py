@@ -118,6 +118,20 @@ def test_hub_while_offline(monkeypatch, name):
     assert "someone/something" in error.value.message and "not reachable" in error.value.message
 
 
+def test_hub_while_offline_by_choice(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE is set"):
+        import_path("someone/something")
+
+
+def test_a_hub_behind_a_proxy_is_sought_at_the_proxy(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match="127.0.0.1 is not reachable"):
+        import_path("someone/something")
+
+
 MESSAGES = [{"role": "system", "content": "You fix code."}, {"role": "user", "content": "It fails."},
             {"role": "assistant", "content": "Look.", "tool_calls": [{"function": {"name": "ls", "arguments": "{}"}}]},
             {"role": "tool", "content": "a.py"}, {"role": "assistant", "content": [{"type": "text", "text": "Done."}]}]

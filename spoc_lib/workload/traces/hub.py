@@ -15,6 +15,8 @@ from spoc_lib.core.errors import InputError
 
 HUB = "hub:"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:\w+)?")
+#: Tries of one read, each with the hub client's own five: a minute of patience where `datasets` would have ten.
+TRIES = 2
 _INSTEAD = "or save it to a jsonl or parquet file and import that"
 
 
@@ -24,6 +26,7 @@ def records(dataset: str, split: str, limit: int | None) -> Iterator[Any]:
     _reach(dataset)
     import datasets
 
+    datasets.config.STREAMING_OPEN_MAX_RETRIES = datasets.config.STREAMING_READ_MAX_RETRIES = TRIES
     try:
         yield from islice(datasets.load_dataset(dataset, split=split, streaming=True), limit)
     except Exception as error:  # whatever `datasets`, its readers or the network raise: to us the source has failed
