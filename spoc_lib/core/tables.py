@@ -5,39 +5,40 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import replacing
+from spoc_lib.core.stamp import stamped
 
-Rows = pd.DataFrame | Sequence[Mapping[str, Any]] | pa.Table
+if TYPE_CHECKING:  # half a second, for those who only write
+    import pandas as pd
+
+Rows: TypeAlias = "pd.DataFrame | Sequence[Mapping[str, Any]] | pa.Table"
 
 
 def as_table(rows: Rows, schema: pa.Schema) -> pa.Table:
     """`rows` with exactly the columns of `schema`, in its order; ValueError when one lacks or does not fit."""
+    if isinstance(rows, Sequence):
+        unknown = {key for row in rows for key in row} - set(schema.names)
+        if unknown:
+            raise ValueError(f"unknown columns: {sorted(unknown)}")
+        return pa.Table.from_pylist(list(rows), schema=schema)
+    names = rows.column_names if isinstance(rows, pa.Table) else rows.columns
+    missing = set(schema.names) - set(names)
+    if missing:
+        raise ValueError(f"missing columns: {sorted(missing)}")
     if isinstance(rows, pa.Table):
-        missing = set(schema.names) - set(rows.column_names)
-        if missing:
-            raise ValueError(f"missing columns: {sorted(missing)}")
         return rows.select(schema.names).cast(schema)
-    if isinstance(rows, pd.DataFrame):
-        missing = set(schema.names) - set(rows.columns)
-        if missing:
-            raise ValueError(f"missing columns: {sorted(missing)}")
-        return pa.Table.from_pandas(rows[schema.names], schema=schema, preserve_index=False)
-    unknown = {key for row in rows for key in row} - set(schema.names)
-    if unknown:
-        raise ValueError(f"unknown columns: {sorted(unknown)}")
-    return pa.Table.from_pylist(list(rows), schema=schema)
+    return pa.Table.from_pandas(rows[schema.names], schema=schema, preserve_index=False)
 
 
 def write_table(path: str | Path, rows: Rows, schema: pa.Schema) -> Path:
-    """Write `rows` as Parquet under `schema`, whole or not at all."""
-    table = as_table(rows, schema)
+    """Write `rows` as Parquet under `schema`, whole or not at all; the run's stamp goes into its metadata."""
+    table = stamped(as_table(rows, schema))
     with replacing(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
     return Path(path)

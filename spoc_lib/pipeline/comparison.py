@@ -5,7 +5,7 @@ from __future__ import annotations
 from spoc_lib.core.errors import InputError
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.pipeline.stage import Stage
-from spoc_lib.report.verdict import Answer
+from spoc_lib.report.verdict import Answer, distinct
 
 
 def answers_for(stage: Stage) -> list[Answer]:
@@ -19,4 +19,4 @@ def answers_for(stage: Stage) -> list[Answer]:
                 f"run '{run.id}' has no finished sweep (03) to report on: name finished runs in "
                 f"the parameter 'runs', or run notebook 03 first",
             )
-    return [Answer.read(run.folder) for run in runs]
+    return distinct([Answer.read(run.folder) for run in runs])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,31 +16,42 @@ from spoc_lib.report.tables import column, label
 from spoc_lib.report.verdict import Answer
 
 
-def capacities(table: pd.DataFrame) -> go.Figure:
-    """Max users by cluster with their intervals. `table`: columns cluster, max_users, low, high."""
-    known = table.dropna(subset=["max_users"])
-    figure = go.Figure(
-        go.Bar(
-            x=known["cluster"],
-            y=known["max_users"],
-            text=known["max_users"].map("{:.0f}".format),
-            textposition="auto",
-            marker=style.fill([style.cluster_colour(i) for i in range(len(known))], 0),
-            error_y={
+def capacities(answers: Sequence[Answer]) -> go.Figure:
+    """Max users by cluster with their intervals; an unresolved one is left out."""
+    figure = go.Figure()
+    for answer, look in zip(answers, style.looks([a.cluster for a in answers]), strict=True):
+        if answer.users is None or answer.interval is None:
+            continue
+        low, high = answer.interval
+        figure.add_bar(
+            x=[answer.users],
+            y=[answer.cluster.name],
+            orientation="h",
+            name=answer.cluster.name,
+            showlegend=False,
+            marker=look.bar,
+            error_x={
                 "type": "data",
                 "symmetric": False,
-                "array": known["high"] - known["max_users"],
-                "arrayminus": known["max_users"] - known["low"],
+                "array": [high - answer.users if math.isfinite(high) else 0],
+                "arrayminus": [answer.users - low],
                 "thickness": 2,
-                "width": 10,
+                "width": 8,
+                "color": style.INK,
             },
         )
-    )
+        figure.add_annotation(
+            x=high if math.isfinite(high) else answer.users, y=answer.cluster.name, xanchor="left", xshift=8,
+            showarrow=False, text=f"{answer.users:g} ({low:g} to {high:g})" if math.isfinite(high) else
+            f"at least {answer.users:g}",
+        )  # fmt: skip
+    most = max((a.interval[1] for a in answers if a.interval and math.isfinite(a.interval[1])), default=None)
     return figure.update_layout(
         title="Users that each cluster holds under the SLA",
-        yaxis_title="live users",
-        bargap=0.5,
-        yaxis_rangemode="tozero",
+        xaxis={"title": {"text": "live users"}, "range": [0, 1.3 * most] if most else None},
+        yaxis={"autorange": "reversed"},
+        bargap=0.45,
+        height=130 + 70 * max(1, len(answers)),
     )
 
 
@@ -58,7 +70,7 @@ def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
     )
     for place, metric in enumerate(metrics, 1):
         part = curve[curve["metric"] == metric].replace([np.inf, -np.inf], np.nan)
-        for position, cluster in enumerate(clusters):
+        for look, cluster in zip(style.looks(clusters), clusters, strict=True):
             own = part[part["cluster"] == cluster.name]
             figure.add_scatter(
                 x=own["limit_s"],
@@ -67,7 +79,8 @@ def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
                 name=cluster.name,
                 legendgroup=cluster.name,
                 showlegend=place == 1,
-                line={"color": style.cluster_colour(position), "dash": style.DASHES[position]},
+                line=look.line,
+                marker=look.marker,
                 error_y={
                     "type": "data",
                     "symmetric": False,
@@ -112,7 +125,7 @@ def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
 def latency_by_cluster(answers: Sequence[Answer]) -> go.Figure:
     """p95 TTFT and ITL against users, the clusters side by side."""
     figure = make_subplots(rows=1, cols=2, subplot_titles=[label("ttft_p95_s"), label("itl_p95_s")])
-    for position, answer in enumerate(answers):
+    for look, answer in zip(style.looks([a.cluster for a in answers]), answers, strict=True):
         rungs = answer.climbed.sort_values("users")
         for panel, name in enumerate(("ttft_p95_s", "itl_p95_s"), 1):
             figure.add_scatter(
@@ -124,8 +137,8 @@ def latency_by_cluster(answers: Sequence[Answer]) -> go.Figure:
                 name=answer.cluster.name,
                 legendgroup=answer.cluster.name,
                 showlegend=panel == 1,
-                line={"color": style.cluster_colour(position), "dash": style.DASHES[position]},
-                marker={"symbol": style.MARKERS[position]},
+                line=look.line,
+                marker=look.marker,
             )
     for slo in answers[0].cluster.slos if answers else []:
         name = f"{slo.metric}_p95_s"
@@ -139,3 +152,27 @@ def latency_by_cluster(answers: Sequence[Answer]) -> go.Figure:
     figure.update_xaxes(title_text="live users")
     figure.update_yaxes(type="log")
     return figure.update_layout(title="Latency against users (limit dashed)")
+
+
+def personas_at_limit(waits: pd.DataFrame, clusters: Sequence[Cluster], metric: str) -> go.Figure:
+    """p95 of one metric by persona at each cluster's limit. `waits`: `evidence.personas_at_limit`."""
+    figure = go.Figure()
+    part = waits[(waits["metric"] == metric) & np.isfinite(waits["value_s"])]
+    scale = column(f"{metric}_p95_s").scale
+    for look, cluster in zip(style.looks(clusters), clusters, strict=True):
+        own = part[part["cluster"] == cluster.name]
+        figure.add_bar(x=own["persona"], y=own["value_s"] * scale, name=cluster.name, marker=look.bar,
+                       text=(own["value_s"] * scale).map("{:.3g}".format), textposition="outside", cliponaxis=False)
+    return figure.update_layout(title="Who waits", barmode="group", yaxis_title=label(f"{metric}_p95_s"),
+                                xaxis_title="persona", showlegend=len(clusters) > 1)
+
+
+def kernel_shares(table: pd.DataFrame) -> go.Figure:
+    """Share of GPU time by kernel category, one bar a cluster. `table`: `evidence.kernel_table`."""
+    figure = go.Figure()
+    for position, (category, (name, colour)) in enumerate(style.KERNELS.items()):
+        if category in table:
+            figure.add_bar(y=table["cluster"], x=table[category], orientation="h", name=name,
+                           marker=style.fill(colour, position), hovertemplate=name + ": %{x:.1f} %<extra></extra>")
+    return figure.update_layout(barmode="stack", title="Where GPU time goes", xaxis_title="share of GPU time (%)",
+                                xaxis_range=[0, 100], yaxis={"autorange": "reversed"}, height=210 + 56 * len(table))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -56,9 +57,15 @@ def limit_curve(answers: list[Answer]) -> pd.DataFrame:
 
 def ratios(answers: list[Answer]) -> pd.DataFrame:
     """Each cluster against the first at every limit they were both judged at (`sweep.compare`)."""
-    sweeps = [Swept.read(answer.folder / "sweep") for answer in answers]
+    sweeps = [_named(answer) for answer in answers]
     metrics = sorted(set.intersection(*(set(s.limits["metric"]) for s in sweeps)))
     return pd.concat([compare(sweeps, metric) for metric in metrics], ignore_index=True)
+
+
+def _named(answer: Answer) -> Swept:
+    """The sweep under the name that the report calls its cluster by."""
+    swept = Swept.read(answer.folder / "sweep")
+    return replace(swept, answer={**swept.answer, "cluster": answer.cluster.name})
 
 
 def ratio_findings(answers: list[Answer]) -> list[str]:
@@ -130,7 +137,7 @@ def kernel_table(answers: list[Answer]) -> pd.DataFrame:
             window = sum(d["window_s"] for d in devices)
             busy = {c: 100 * sum(d["busy_s"][c] for d in devices) / window for c in devices[0]["busy_s"]}
             idle = 100 * sum(d["idle_s"] for d in devices) / window
-            kind = "simulated" if answer.nsight["simulated"] else "measured"
+            kind = "simulated" if (answer.nsight or {})["simulated"] else "measured"
             rows.append(
                 {
                     "cluster": answer.cluster.name,
@@ -207,6 +214,7 @@ def provenance_table(answers: list[Answer]) -> pd.DataFrame:
         ):
             if result:
                 made = result["provenance"]
+                engine = made.get("engine") or {}
                 rows.append(
                     {
                         "run": answer.run,
@@ -214,12 +222,25 @@ def provenance_table(answers: list[Answer]) -> pd.DataFrame:
                         "git": made["git"],
                         "python": made["python"],
                         "machine": f"{made['client']['cpu']}, {made['client']['cores']} cores",
+                        "engine": f"{engine['kind']}, vLLM {engine['version']}" if engine else "none launched",
                         "parameters": _flat(made["parameters"]),
                         "took": f"{made['seconds']:.0f} s",
                         "finished": made["finished"],
                     }
                 )
     return pd.DataFrame(rows)
+
+
+def data_table(answers: list[Answer]) -> pd.DataFrame:
+    """sha256 of each file behind each run's sweep, its first 16 digits; equal hashes, equal question."""
+    rows = []
+    for answer in answers:
+        made = (answer.sweep or {}).get("provenance") or {}
+        rows += [
+            {"run": answer.run, "what": name.replace("_", " "), "sha256": digest[:16]}
+            for name, digest in (made.get("data_sha256") or {}).items()
+        ]
+    return pd.DataFrame(rows, columns=["run", "what", "sha256"])
 
 
 def to_dict(answers: list[Answer], curve: pd.DataFrame) -> dict[str, Any]:

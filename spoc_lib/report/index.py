@@ -1,74 +1,146 @@
-"""`outputs/index.html`: every run with its verdict, cluster, flags, date and pages; sortable, offline."""
+"""`outputs/index.html`: every run with its verdict, cluster, flags, date, status and pages; sortable, offline."""
 
 from __future__ import annotations
 
+import fcntl
 import html
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_text
+from spoc_lib.report.page import STYLE
 
-_HEAD = ("run", "cluster", "max users", "stopped by", "flags", "stages", "started", "pages")
+#: Columns: heading, whether its cells are numbers.
+COLUMNS = (("run", False), ("cluster", False), ("status", False), ("verdict", False), ("users", True), ("flags", False),
+           ("started", False), ("pages", False))
 
 _SORT = """
-document.querySelectorAll('th').forEach((head, column) => {
-  const sort = () => {
-    const body = document.querySelector('tbody'), rows = [...body.rows];
-    const up = head.dataset.up !== '1';
-    head.dataset.up = up ? '1' : '0';
-    const key = row => row.cells[column].dataset.key || row.cells[column].textContent;
-    rows.sort((a, b) => key(a).localeCompare(key(b), undefined, {numeric: true}) * (up ? 1 : -1));
-    rows.forEach(row => body.append(row));
-  };
-  head.addEventListener('click', sort);
-  head.addEventListener('keydown', event => { if (event.key === 'Enter') sort(); });
-});
+const table = document.querySelector('table'), body = table.tBodies[0], said = document.getElementById('said');
+table.querySelectorAll('th button').forEach((button, column) => button.addEventListener('click', () => {
+  const head = button.parentElement, up = head.getAttribute('aria-sort') !== 'ascending';
+  table.querySelectorAll('th').forEach(other => other.removeAttribute('aria-sort'));
+  head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
+  const key = row => row.cells[column].dataset.key ?? row.cells[column].textContent;
+  const rows = [...body.rows].sort((a, b) => {
+    const [x, y] = [key(a), key(b)];
+    if (x === '' || y === '') return (x === '') - (y === '');
+    return x.localeCompare(y, undefined, {numeric: true}) * (up ? 1 : -1);
+  });
+  rows.forEach(row => body.append(row));
+  said.textContent = `sorted by ${button.textContent}, ${up ? 'ascending' : 'descending'}`;
+}));
 """
 
 
+@dataclass(frozen=True)
+class Row:
+    """One run of the index. status: done | failed | interrupted | running | stopped (its process is gone)."""
+
+    run: str
+    cluster: str = "–"
+    status: str = "damaged"
+    verdict: str = "–"
+    users: str = ""
+    sort_users: str = ""
+    flags: str = "–"
+    started: str = ""
+    pages: list[str] = field(default_factory=list)
+
+
+def rows(outputs: Path) -> list[Row]:
+    """Every run of `outputs`, newest first; one whose files cannot be read is listed as damaged, with the reason."""
+    found = [_row(path.parent) for path in outputs.glob("[!.]*/run.json")]
+    return sorted(found, key=lambda row: (row.started, row.run), reverse=True)
+
+
 def rebuild(outputs: Path) -> Path:
-    """Write `outputs/index.html` from the run folders that are there; a damaged run is listed as such."""
-    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    rows = "".join(_row(path.parent) for path in sorted(outputs.glob("*/run.json"), reverse=True))
-    head = "".join(f'<th tabindex="0" role="button">{name}</th>' for name in _HEAD)
-    return write_text(
-        outputs / "index.html",
-        (
-            '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>SPOC runs</title>'
-            f"<style>{style}"
-            f"th{{cursor:pointer}}</style></head><body><main><h1>Runs</h1>"
-            f"<p>Newest first; a click on a heading sorts.</p>"
-            f'<div class="spoc-scroll"><table class="spoc-table"><thead><tr>{head}</tr></thead>'
-            f"<tbody>{rows}</tbody></table></div></main><script>{_SORT}</script></body></html>"
-        ),
-    )
+    """Write `outputs/index.html` from the run folders that are there."""
+    found = rows(outputs)
+    head = "".join(f'<th scope="col"{" class=num" if number else ""}><button type="button">{name}</button></th>'
+                   for name, number in COLUMNS)
+    table = (f'<table class="spoc-table spoc-index"><thead><tr>{head}</tr></thead>'
+             f"<tbody>{''.join(map(_cells, found))}</tbody></table>")
+    body = (f'<h1>Runs</h1><p>{len(found)} runs, newest first. A heading sorts; press it again to turn the order '
+            f'round.</p><p id="said" class="visually-hidden" role="status"></p>'
+            f'<div class="spoc-scroll" tabindex="0" role="region" aria-label="table of runs">{table}</div>')
+    if not found:
+        body = "<h1>Runs</h1><p>No run yet: <code>spoc run sim-4xh100</code> makes one.</p>"
+    script = f"<script>{_SORT}</script>" if found else ""
+    return write_text(outputs / "index.html", (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>SPOC runs</title>'
+        f'<style>{STYLE}</style></head><body><main class="wide">{body}</main>{script}</body></html>\n'))
 
 
-def _row(folder: Path) -> str:
+def _row(folder: Path) -> Row:
     try:
-        state = read_json(folder / "run.json")
-        stages = state["stages"]
+        state = read_json(folder / "run.json", "run state")
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(state["anchor"]["wall_s"]))
-    except (InputError, KeyError) as error:
-        said = html.escape(f"damaged: {error}")
-        return f'<tr><td>{html.escape(folder.name)}</td><td colspan="{len(_HEAD) - 1}">{said}</td></tr>'
-    capacity = _capacity(folder)
-    pages = " ".join(f'<a href="{folder.name}/{p.name}">{p.name[:2]}</a>' for p in sorted(folder.glob("*.html")))
-    done = " ".join(f"{n}:{s['state']}" if s["state"] != "done" else n for n, s in sorted(stages.items()))
-    cells = [folder.name, state.get("cluster", "comparison"), *capacity, done, started]
-    return "<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in cells) + f"<td>{pages}</td></tr>"
+        verdict, users, sort_users, flags = _answer(folder)
+        return Row(folder.name, state.get("cluster", "comparison"), _status(folder, state["stages"]), verdict, users,
+                   sort_users, flags, started, [path.name for path in sorted(folder.glob("0*.html"))])
+    except (InputError, KeyError, TypeError, AttributeError) as error:
+        return Row(folder.name, verdict=f"unreadable: {error}")
 
 
-def _capacity(folder: Path) -> tuple[str, str, str]:
+def _status(folder: Path, stages: dict[str, Any]) -> str:
+    """The worst state of the run's stages, in words."""
+    states = {number: stage["state"] for number, stage in sorted(stages.items())}
+    for bad in ("failed", "interrupted", "running"):
+        at = [number for number, state in states.items() if state == bad]
+        if at:
+            word = "stopped" if bad == "running" and not _busy(folder) else bad
+            return f"{word} in {', '.join(at)}"
+    skipped = [number for number, state in states.items() if state == "skipped"]
+    return ("done" if states else "not begun") + (f" without {', '.join(skipped)}" if skipped else "")
+
+
+def _busy(folder: Path) -> bool:
+    """Whether a process holds the run."""
+    try:
+        with open(folder / ".lock") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _answer(folder: Path) -> tuple[str, str, str, str]:
+    """(verdict, users, users to sort by, flags) from the sweep, or the verdict of a comparison."""
     path = folder / "sweep" / "capacity.json"
     if not path.exists():
-        return "–", "–", "–"
-    answer = read_json(path)
-    users = answer.get("max_users")
-    label = "simulated" if answer.get("simulated") else "measured"
-    shown = f"{users} ({label})" if users is not None else "unresolved"
-    slo = answer.get("binding") or {}
-    stop = " ".join(str(slo[k]) for k in ("persona", "metric") if k in slo)
-    flags = ", ".join(f"{k}={v}" for k, v in (answer.get("flags") or {}).items())
-    return shown, stop or "–", flags or "defaults"
+        report = folder / "report.json"
+        return " ".join(read_json(report)["verdict"]) if report.exists() else "–", "", "", "–"
+    answer = read_json(path, "capacity answer")
+    users, label = answer.get("max_users"), "simulated" if answer.get("simulated") else "measured"
+    flags = " ".join(f"{k}={v}" for k, v in (answer.get("flags") or {}).items()) or "vLLM's defaults"
+    if users is None or answer.get("verdict") != "resolved":
+        return f"unresolved: {answer.get('reason', '')}", "?", "", flags
+    low, high = answer["interval"]
+    binding, saturated = (answer.get("binding") or {}).get("name"), (answer.get("saturated") or {}).get("resource")
+    verdict = f"{label}; {binding} binds" if binding else label
+    if saturated:
+        verdict += f", {saturated.replace('_', ' ')} is used up"
+    return verdict, f"{users} ({low} to {high})", str(users), flags
+
+
+def _cells(row: Row) -> str:
+    links = " ".join(f'<a href="{html.escape(row.run)}/{html.escape(name)}" '
+                     f'aria-label="{html.escape(name[3:-5].replace("_", " "))} of {html.escape(row.run)}">'
+                     f"{html.escape(name[:2])}</a>" for name in row.pages)
+    best = f"{row.run}/{row.pages[-1]}" if row.pages else ""
+    name = f'<a href="{html.escape(best)}">{html.escape(row.run)}</a>' if best else html.escape(row.run)
+    tone = row.status.split()[0]
+    return (
+        f'<tr><th scope="row" data-key="{html.escape(row.run)}">{name}</th><td>{html.escape(row.cluster)}</td>'
+        f'<td><span class="state {tone}">{html.escape(row.status)}</span></td>'
+        f'<td class="long">{html.escape(row.verdict)}</td>'
+        f'<td class="num" data-key="{row.sort_users}">{html.escape(row.users)}</td>'
+        f'<td class="flags">{html.escape(row.flags)}</td><td class="date">{row.started}</td>'
+        f'<td class="pages">{links or "–"}</td></tr>'
+    )

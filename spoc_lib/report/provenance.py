@@ -1,4 +1,7 @@
-"""Where a result comes from: versions, git state, hardware, parameters, time. No paths, no environment, no secrets."""
+"""Where a result comes from: versions, git state, hardware, engine, parameters, seeds, data, calibration, time.
+
+No paths, no environment, no secrets.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +17,7 @@ from typing import Any
 
 import spoc_lib
 from spoc_lib.config import Cluster, Profile, load_gpu, load_model
+from spoc_lib.core.files import read_json
 
 PACKAGES = (
     "jupyterlab",
@@ -29,15 +34,26 @@ PACKAGES = (
     "numba",
     "pyarrow",
 )
+#: Parameters that say where a run stands, not what it asked.
+PLACES = ("run_dir", "runs")
 
 
-def collect(cluster: Cluster, profile: Profile, parameters: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """A JSON-ready record for one stage."""
+def collect(
+    cluster: Cluster,
+    profile: Profile,
+    parameters: Mapping[str, Any],
+    seconds: float,
+    *,
+    data: Mapping[str, str] | None = None,
+    launches: Path | None = None,
+) -> dict[str, Any]:
+    """A JSON-ready record for one stage.
+
+    data: sha256 by name (`digests.inputs`, with the script's); launches: folder in which the stage started engines,
+    each of which left a `launch.json`.
+    """
     return {
-        "spoc": spoc_lib.__version__,
-        "git": git_state(),
-        "python": platform.python_version(),
-        "packages": package_versions(),
+        **software(),
         "client": client_hardware(),
         "server": {
             "hardware": cluster.hardware.model_dump(),
@@ -45,12 +61,45 @@ def collect(cluster: Cluster, profile: Profile, parameters: dict[str, Any], seco
             "engine": cluster.engine.kind,
             "model": load_model(cluster.model).name,
         },
+        "engine": engine(launches),
         "flags_fixed": cluster.flags,
         "profile": profile.model_dump(),
-        "parameters": {k: v for k, v in parameters.items() if k != "run_dir"},
+        "parameters": asked(parameters),
+        "seeds": {"workload": parameters.get("seed"), "search": parameters.get("seed"), "repeats": profile.seeds},
+        "data_sha256": dict(data or {}),
         "seconds": round(seconds, 3),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def asked(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters without the folders of files and without the run's own place: a file's hash tells more."""
+    return {k: _name(v) for k, v in parameters.items() if k not in PLACES}
+
+
+def software() -> dict[str, Any]:
+    """Versions and git state of the workbench."""
+    return {
+        "spoc": spoc_lib.__version__,
+        "git": git_state(),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+    }
+
+
+def engine(launches: Path | None) -> dict[str, Any]:
+    """Version, flags and calibration of the engine that was launched last below `launches`; {} where none was."""
+    found = sorted(launches.rglob("launch.json"), key=lambda path: path.stat().st_mtime_ns) if launches else []
+    if not found:
+        return {}
+    told = read_json(found[-1], "launch record")
+    record = {name: told.get(name) for name in ("kind", "version", "model", "max_model_len", "flags", "simulated")}
+    passport = told.get("passport") or {}
+    return {**record, "calibration_id": passport.get("calibration_id"), "launches": len(found)}
+
+
+def _name(value: Any) -> Any:
+    return Path(value).name if isinstance(value, str) and os.path.isabs(value) else value
 
 
 @cache
@@ -77,6 +126,7 @@ def client_hardware() -> dict[str, Any]:
     return {
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
     }
 

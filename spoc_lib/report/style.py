@@ -6,10 +6,14 @@ Colours are Okabe and Ito's palette (safe for colour-blind readers); what a colo
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 import plotly.io as pio
+
+from spoc_lib.config import Cluster
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, GREY = (
     "#0072B2",
@@ -26,6 +30,8 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 PATTERNS = ("", "/", "\\", "x", ".", "+", "-", "|")
 
+#: Places in the palette of the GPUs that ship: a cluster looks the same in every report.
+GPUS = {"h100-sxm": 0, "h200-sxm": 1, "cpu": 2}
 PERSONAS = {"P0": BLUE, "P1": ORANGE, "P2": GREEN, "all": GREY}
 VERDICTS = {"met": GREEN, "missed": RED, "undecided": YELLOW, "invalid": GREY}
 DRIVERS = {"virtual": BLUE, "locust": RED}
@@ -53,7 +59,7 @@ CONFIG = {
     "modeBarButtonsToRemove": ["sendChartToCloud", "lasso2d", "select2d"],
 }  # fmt: skip
 
-_INK = "#6B7280"  # readable on white and on near-black
+INK = "#6B7280"  # readable on white and on near-black
 _GRID = "rgba(128,134,145,0.25)"
 
 
@@ -72,7 +78,7 @@ def activate() -> None:
             font={
                 "family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif",
                 "size": 13,
-                "color": _INK,
+                "color": INK,
             },
             colorway=list(SERIES),
             paper_bgcolor="rgba(0,0,0,0)",
@@ -80,12 +86,12 @@ def activate() -> None:
             xaxis=axis,
             yaxis=axis,
             margin={"l": 64, "r": 24, "t": 76, "b": 48},
-            modebar={"bgcolor": "rgba(0,0,0,0)", "color": _INK},
+            modebar={"bgcolor": "rgba(0,0,0,0)", "color": INK},
             height=380,
             legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0},
             hovermode="closest",
             scene={
-                name: {"gridcolor": _GRID, "backgroundcolor": "rgba(0,0,0,0)", "color": _INK}
+                name: {"gridcolor": _GRID, "backgroundcolor": "rgba(0,0,0,0)", "color": INK}
                 for name in ("xaxis", "yaxis", "zaxis")
             },
             title={"x": 0, "xanchor": "left", "yref": "container", "y": 0.985, "yanchor": "top", "font": {"size": 15}},
@@ -112,9 +118,40 @@ def fill(colour: str | Sequence[str], position: int) -> dict:
     }
 
 
-def cluster_colour(position: int) -> str:
-    """Colour of the n-th cluster of a comparison."""
-    return (BLUE, ORANGE, GREEN, PURPLE, RED)[position % 5]
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one cluster is drawn everywhere: `place` in the palette gives colour, dash, marker and hatching alike."""
+
+    place: int
+
+    @property
+    def colour(self) -> str:
+        return SERIES[self.place % len(SERIES)]
+
+    @property
+    def line(self) -> dict[str, str]:
+        return {"color": self.colour, "dash": DASHES[self.place % len(DASHES)]}
+
+    @property
+    def marker(self) -> dict[str, object]:
+        return {"symbol": MARKERS[self.place % len(MARKERS)], "size": 9, "color": self.colour}
+
+    @property
+    def bar(self) -> dict[str, object]:
+        return fill(self.colour, self.place)
+
+
+def looks(clusters: Sequence[Cluster]) -> list[Look]:
+    """A look for each cluster: by its GPU, so that it is the same in every report; where that one is taken by an
+    earlier cluster of this report, the next that is free."""
+    taken: list[int] = []
+    for cluster in clusters:
+        gpu = cluster.hardware.gpu
+        place = GPUS.get(gpu, len(GPUS) + zlib.crc32(gpu.encode()) % (len(SERIES) - len(GPUS)))
+        while place in taken and len(taken) < len(SERIES):
+            place = (place + 1) % len(SERIES)
+        taken.append(place)
+    return [Look(place) for place in taken]
 
 
 def persona_colour(name: str, position: int = 0) -> str:

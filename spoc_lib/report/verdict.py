@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from spoc_lib.config import SHARES, Cluster, load_cluster
 from spoc_lib.core import schemas
 from spoc_lib.core.files import read_json
 from spoc_lib.core.tables import read_table
-from spoc_lib.report import style
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,6 @@ class Answer:
     def read(cls, folder: Path) -> Answer:
         """From a run folder with a finished sweep; InputError naming the file that is missing."""
         state = read_json(folder / "run.json", "run state")
-        sweep = state["stages"]["03"]["parameters"]
         found = {
             name: folder / part / "result.json"
             for name, part in (("workload", "workload"), ("search", "search"), ("sweep", "sweep"), ("nsight", "nsight"))
@@ -44,7 +41,7 @@ class Answer:
         return cls(
             state["run_id"],
             folder,
-            load_cluster(sweep["cluster"]),
+            recorded_cluster(folder, state),
             read_json(folder / "sweep" / "capacity.json", "capacity answer"),
             read_table(folder / "sweep" / "rungs.parquet", schemas.RUNGS),
             read_table(folder / "sweep" / "slo_verdicts.parquet", schemas.SLO_VERDICTS),
@@ -74,6 +71,24 @@ class Answer:
     @property
     def label(self) -> str:
         return "simulated" if self.capacity.get("simulated") else "measured"
+
+
+def distinct(answers: list[Answer]) -> list[Answer]:
+    """The answers, those of one cluster told apart by their runs' names."""
+    names = [answer.cluster.name for answer in answers]
+    return [
+        replace(answer, cluster=answer.cluster.model_copy(update={"name": answer.run}))
+        if names.count(answer.cluster.name) > 1 else answer
+        for answer in answers
+    ]
+
+
+def recorded_cluster(folder: Path, state: dict[str, Any]) -> Cluster:
+    """The cluster that a run's sweep was told: the copy of its file that the run keeps, else the file of that name as
+    it is today."""
+    sweep = state["stages"]["03"]
+    kept = folder / (sweep.get("inputs") or {}).get("cluster", "absent")
+    return load_cluster(str(kept) if kept.is_file() else sweep["parameters"]["cluster"])
 
 
 def table(answers: list[Answer]) -> pd.DataFrame:
@@ -125,8 +140,8 @@ def _one(answer: Answer) -> str:
     text = f"{name}: {answer.users:g} users ({low:g} to {high:g} at {level:.0f} %), {answer.label}"
     binding = capacity.get("binding")
     if binding:
-        who = "all personas" if binding["persona"] == "all" else f"persona {binding['persona']}"
-        metric = f"{binding['metric'].upper()} p{binding['percentile']:g} of {who} at {_time(binding['limit_s'])}" \
+        metric = f"{binding['metric'].upper()} p{binding['percentile']:g} of {who(binding['persona'])} at " \
+            f"{time_text(binding['limit_s'])}" \
             if binding["metric"] not in SHARES else binding["name"]
         text += f"; the limit that breaks first is {metric}"
     saturated = (capacity.get("saturated") or {}).get("resource")
@@ -136,7 +151,10 @@ def _one(answer: Answer) -> str:
 
 
 def ratio(first: Answer, second: Answer) -> tuple[float, float, float]:
-    """Users of `first` over users of `second`, with the widest interval that both intervals allow."""
+    """Users of `first` over users of `second`, with the widest interval that both intervals allow; ValueError where
+    one of them has no capacity."""
+    if first.interval is None or second.interval is None or not first.users or not second.users:
+        raise ValueError("a ratio needs two capacities")
     (a_low, a_high), (b_low, b_high) = first.interval, second.interval
     return first.users / second.users, a_low / b_high if b_high else math.nan, a_high / b_low if b_low else math.inf
 
@@ -150,65 +168,18 @@ def ratio_sentence(first: Answer, second: Answer) -> str:
     )
 
 
-def _time(seconds: float) -> str:
+def who(persona: str) -> str:
+    """`all personas`, `persona P1`."""
+    return "all personas" if persona == "all" else f"persona {persona}"
+
+
+def metric_value(metric: str, value: float) -> str:
+    """A value of an SLO's metric in words: `58 ms`, `1.41 s`, `2.5 %`."""
+    return f"{value:.1%}" if metric in SHARES else time_text(value)
+
+
+def time_text(seconds: float) -> str:
+    """`58 ms`, `1.41 s`."""
     if math.isinf(seconds):
         return "infinite (failures)"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def cost_of_being_wrong(answers: list[Answer]) -> list[str]:
-    """What happens at the other end of the interval, and just beyond the limit."""
-    said = []
-    for answer in answers:
-        if not answer.users or not answer.interval:
-            continue
-        low, high = answer.interval
-        name = answer.cluster.name
-        if low < answer.users:
-            said.append(
-                f"{name}: planning for {low:g} users is safe at this confidence and leaves up to "
-                f"{(high - low) / high:.0%} of the possible users unserved; planning for {answer.users:g} risks "
-                f"{(answer.users - low) / low:.0%} too many."
-            )
-        beyond = answer.climbed[(answer.climbed["users"] > answer.users) & (answer.climbed["verdict"] == "missed")]
-        if len(beyond):
-            row = beyond.loc[beyond["users"].idxmin()]
-            said.append(
-                f"{name}: at {row['users']:.0f} users, {row['users'] / answer.users - 1:.0%} above the limit, p95 TTFT "
-                f"is {_time(row['ttft_p95_s'])} and p95 ITL {_time(row['itl_p95_s'])}."
-            )
-    return said
-
-
-class Cards:
-    """The answer at a glance: one card a cluster."""
-
-    def __init__(self, answers: list[Answer]) -> None:
-        self.answers = answers
-
-    def _repr_html_(self) -> str:
-        cards = []
-        for position, answer in enumerate(self.answers):
-            low, high = answer.interval or ("?", "?")
-            big = f"{answer.users:g} users" if answer.resolved else "unresolved"
-            text = f"{low:g} to {high:g}" if answer.resolved else str(answer.capacity.get("reason", ""))
-            level = f"{answer.capacity.get('level', 0.9):.0%}"
-            cards.append(
-                f'<div style="border-color:{style.cluster_colour(position)}">'
-                f'<div class="small">{html.escape(answer.cluster.title)}</div><div class="big">{big}</div>'
-                f'<div>{html.escape(text)} at {level}</div><div class="small">{html.escape(_binding(answer))} '
-                f'<span class="badge">{answer.label}</span></div></div>'
-            )
-        return f'<div class="spoc-answer">{"".join(cards)}</div>'
-
-    def __repr__(self) -> str:
-        return "\n".join(sentences(self.answers))
-
-
-def _binding(answer: Answer) -> str:
-    binding = answer.capacity.get("binding")
-    if not binding:
-        return ""
-    if binding["metric"] in SHARES:
-        return f"limited by {binding['name']}"
-    return f"limited by {binding['metric'].upper()} p{binding['percentile']:g} <= {_time(binding['limit_s'])}"

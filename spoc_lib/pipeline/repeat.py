@@ -1,0 +1,134 @@
+"""A finished run once more, with the parameters, seeds and files that it kept; and what came out otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spoc_lib import config
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.files import read_json, write_json
+from spoc_lib.pipeline.execute import Say, run_stages
+from spoc_lib.pipeline.parameters import STAGES
+from spoc_lib.pipeline.record import WITHHELD
+from spoc_lib.pipeline.runs import Run
+from spoc_lib.report import comparison, digests, index
+from spoc_lib.report.verdict import Answer
+
+#: Provenance that differs between any two runs and says nothing.
+EXPECTED = ("seconds", "finished", "parameters")
+FOLDERS = {"cluster": "clusters", "profile": "profiles", "personas": "personas"}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is otherwise than it was: versions, git, hardware, a file's hash, a figure."""
+
+    what: str
+    then: str
+    now: str
+
+
+def repeat(source: Run, *, stages: list[str], run_id: str = "", say: Say) -> Run:
+    """Run `stages` of `source` again in a new run: its parameters, seeds, cluster, profile and persona files.
+
+    What the workbench ships besides (models, GPUs, calibration, flags) is as it is today, and `differences` says where
+    that is not as it was. InputError where `source` holds no such stage or a file of it is gone.
+    """
+    recorded = source.state["stages"]
+    stages = [number for number in stages if recorded.get(number, {}).get("state") == "done"]
+    if not stages or "runs" in source.state:
+        raise InputError("nothing-to-repeat", f"run '{source.id}' has no finished notebook of its own to repeat: name "
+                         "a run that `spoc run` made")
+    parameters = {number: _parameters(source, recorded[number]) for number in stages}
+    first = parameters[stages[0]]
+    cluster = config.load_cluster(first["cluster"])
+    if WITHHELD in cluster.engine.environment.values():
+        hidden = next(name for name, value in cluster.engine.environment.items() if value == WITHHELD)
+        raise InputError("withheld", f"run '{source.id}' does not keep the value of engine.environment.{hidden}: run "
+                         "the original cluster file with the same --seed and --set")
+    profile = config.load_profile(first["profile"])
+    run = Run.create(cluster.name, run_id, {"cluster": cluster.name, "profile": profile.name, "seed": first["seed"],
+                                            "repeats": source.id})
+    with run.exclusive():
+        say(f"run {run.id} in {run.folder}: {source.id} once more")
+        try:
+            run_stages(run, stages, parameters, resume=False, say=say)
+            write_json(run.folder / "repeat.json", {"of": source.id, "differences": differences(source, run),
+                                                    "figures": figures(source, run)})
+        finally:
+            index.rebuild(run.folder.parent)
+    return run
+
+
+def _parameters(source: Run, stage: Mapping[str, Any]) -> dict[str, Any]:
+    """The stage's parameters as they were, each file replaced by the run's copy where the original has changed."""
+    parameters = {**stage["parameters"], "run_dir": ""}
+    kept = stage.get("inputs") or {}
+    for what, copy in kept.items():
+        path = source.folder / copy
+        told = parameters.get(what, "")
+        if not told and what == "personas":
+            told = config.load_cluster(parameters["cluster"]).personas
+        if what in parameters and path.is_file() and not _same(FOLDERS[what], told, copy):
+            parameters[what] = str(path)
+    return parameters
+
+
+def _same(folder: str, told: str, copy: str) -> bool:
+    """Whether the file that was named then is there still, with the content that the run's copy is named by."""
+    try:
+        return digests.sha256(config.find(folder, told, folder))[:12] in copy
+    except InputError:
+        return False
+
+
+def differences(source: Run, run: Run) -> list[Difference]:
+    """What stands otherwise in the provenance of the stages that both runs finished, each thing once."""
+    found: dict[str, Difference] = {}
+    for info in STAGES.values():
+        paths = [one.folder / info.folder / "result.json" for one in (source, run)]
+        if all(path.is_file() for path in paths):
+            then, now = (_flat(read_json(path).get("provenance") or {}) for path in paths)
+            for name in sorted(then.keys() | now.keys()):
+                if then.get(name) != now.get(name) and not name.startswith(EXPECTED):
+                    found.setdefault(name, Difference(name, str(then.get(name, "not recorded")),
+                                                      str(now.get(name, "not recorded"))))
+    return list(found.values())
+
+
+def _flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{before}{name}.")
+        else:
+            flat[before + name] = value
+    return flat
+
+
+def figures(source: Run, run: Run) -> list[str]:
+    """The capacities beside each other with their intervals, and whether they can be told apart."""
+    if any(one.stage_state("03")["state"] != "done" for one in (source, run)):
+        return []
+    then, now = Answer.read(source.folder), Answer.read(run.folder)
+    told = [f"capacity: {_capacity(then)} then, {_capacity(now)} now"]
+    if then.users and now.users:
+        told.append(comparison.against(now, then).sentence)
+    return told
+
+
+def _capacity(answer: Answer) -> str:
+    if answer.users is None or answer.interval is None:
+        return "unresolved"
+    low, high = answer.interval
+    return f"{answer.users:g} users ({low:g} to {high:g} at {answer.capacity['level']:.0%})"
+
+
+def sentences(run: Run) -> list[str]:
+    """What `spoc run --from-run` says at its end."""
+    told = read_json(run.folder / "repeat.json", "comparison with the repeated run")
+    said = [f"{one['what']}: {one['then']} then, {one['now']} now" for one in told["differences"]]
+    same = f"nothing differs from {told['of']}: versions, git state, machine, files and script are the same"
+    return [*(said or [same]), *told["figures"]]

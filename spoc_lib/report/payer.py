@@ -1,0 +1,154 @@
+"""The page for the person who pays: the answer, how sure, what it costs, and what it costs to be wrong."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from spoc_lib.config import SHARES, Cluster, load_gpu
+from spoc_lib.report import style
+from spoc_lib.report.verdict import Answer, sentences, time_text, who
+
+#: The growth in users whose price is told.
+GROWTH = 1.1
+
+
+class Cards:
+    """The answer at a glance: one card a cluster."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self.answers = list(answers)
+
+    def _repr_html_(self) -> str:
+        looks = style.looks([answer.cluster for answer in self.answers])
+        return f'<div class="spoc-answer">{"".join(map(_card, self.answers, looks))}</div>'
+
+    def __repr__(self) -> str:
+        return "\n".join(sentences(self.answers))
+
+
+def _card(answer: Answer, look: style.Look) -> str:
+    big = f"{answer.users:g} users" if answer.resolved else "unresolved"
+    rows = [("how sure", _sure(answer)), ("breaks first", _binding(answer)), ("used up", _saturated(answer)),
+            ("10 % more users", _short_growth(answer)), ("cost", _short_cost(answer))]
+    shown = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in rows if text)
+    return (
+        f'<div style="border-color:{look.colour}"><div class="small">{html.escape(answer.cluster.title)}</div>'
+        f'<div class="big">{big}</div><span class="badge">{answer.label}</span><dl>{shown}</dl></div>'
+    )
+
+
+def _sure(answer: Answer) -> str:
+    if not answer.resolved or answer.interval is None:
+        return str(answer.capacity.get("reason", ""))
+    low, high = answer.interval
+    return f"{low:g} to {high:g} at {answer.capacity.get('level', 0.9):.0%}"
+
+
+def _binding(answer: Answer) -> str:
+    binding = answer.capacity.get("binding")
+    if not binding:
+        return ""
+    if binding["metric"] in SHARES:
+        return str(binding["name"])
+    return f"{binding['metric'].upper()} p{binding['percentile']:g} <= {time_text(binding['limit_s'])}"
+
+
+def _saturated(answer: Answer) -> str:
+    return str((answer.capacity.get("saturated") or {}).get("resource", "")).replace("_", " ")
+
+
+def _short_growth(answer: Answer) -> str:
+    found = late_at_growth(answer) if answer.resolved else None
+    return "" if found is None else f"{found[1]:.0%} too late ({found[2]:.0%} to {found[3]:.0%}) at {found[0]} users"
+
+
+def _short_cost(answer: Answer) -> str:
+    price = price_per_hour(answer.cluster)
+    return f"{price / answer.users:.3g} per user and hour" if price and answer.users else ""
+
+
+def price_per_hour(cluster: Cluster) -> float | None:
+    """Of all the cluster's GPUs, in the currency of the file that states it: the cluster's own price, else the GPU's;
+    None where neither says one."""
+    price = cluster.hardware.price_per_gpu_hour or load_gpu(cluster.hardware.gpu).price_per_gpu_hour
+    return None if price is None else price * cluster.hardware.count
+
+
+def cost_sentences(answers: Sequence[Answer]) -> list[str]:
+    """What a user costs an hour, and what the uncertainty of the answer is worth."""
+    said = []
+    for answer in answers:
+        price = price_per_hour(answer.cluster)
+        name = answer.cluster.name
+        if price is None:
+            said.append(f"{name}: no price is known; state hardware.price_per_gpu_hour in its cluster file to see "
+                        "what a user costs.")
+        elif answer.users and answer.interval and answer.resolved:
+            low, high = answer.interval
+            dear = f"{price / low:.3g}" if low else "any amount"
+            said.append(f"{name}: {price:.4g} an hour for its {answer.cluster.hardware.count} GPUs, "
+                        f"{price / answer.users:.3g} per user and hour at {answer.users:g} users ({price / high:.3g} "
+                        f"to {dear} over the interval).")
+    return said
+
+
+def cost_of_being_wrong(answers: Sequence[Answer]) -> list[str]:
+    """What happens at the other end of the interval, and with a tenth more users."""
+    return [sentence for answer in answers if answer.users and answer.interval and answer.resolved
+            for sentence in (_too_few(answer), _too_many(answer)) if sentence]
+
+
+def _too_few(answer: Answer) -> str:
+    low, high = answer.interval or (0.0, 0.0)
+    if not (answer.users and low < high):
+        return ""
+    idle = f"{answer.cluster.name}: planning for {low:g} users is safe at this confidence and leaves up to " \
+        f"{(high - low) / high:.0%} of the possible users unserved"
+    price = price_per_hour(answer.cluster)
+    if price:
+        idle += f", {price * (high - low) / high:.3g} of {price:.3g} an hour"
+    return idle + (f"; planning for {answer.users:g} risks {(answer.users - low) / low:.0%} too many."
+                   if 0 < low < answer.users else ".")
+
+
+def _too_many(answer: Answer) -> str:
+    found, binding = late_at_growth(answer), answer.capacity.get("binding")
+    if not binding:
+        return ""
+    wanted = GROWTH * (answer.users or 0)
+    if found is None:
+        return f"{answer.cluster.name}: nothing was run {GROWTH - 1:.0%} beyond the limit: what happens there is open."
+    users, share, low, high = found
+    what = {"ttft": "requests wait for their first token for more than", "e2e": "requests last longer than",
+            "itl": "tokens keep their reader waiting more than"}.get(binding["metric"])
+    beyond = f"{what} {time_text(binding['limit_s'])}" if what else f"samples are beyond {binding['name']}"
+    ran = "" if abs(users / wanted - 1) < 0.02 else f" (the rung nearest to {wanted:.0f})"
+    row = answer.climbed[answer.climbed["users"] == users].iloc[0]
+    more = users / (answer.users or 1) - 1
+    return (f"{answer.cluster.name}: with {users} users, {more:.0%} more than it holds{ran}, "
+            f"{100 * share:.0f} of 100 ({100 * low:.0f} to {100 * high:.0f}) {beyond}, {who(binding['persona'])} "
+            f"together; p95 TTFT is {time_text(row['ttft_p95_s'])}, p95 ITL {time_text(row['itl_p95_s'])}.")
+
+
+def late_at_growth(answer: Answer) -> tuple[int, float, float, float] | None:
+    """(users, share of the binding SLO's samples beyond its limit, low, high) at the rung beyond the capacity that is
+    nearest to `GROWTH` times it; None where no rung lies within half and twice that growth."""
+    binding, capacity = answer.capacity.get("binding"), answer.users
+    if not binding or not capacity:
+        return None
+    rows = answer.slo[answer.slo["rung"].isin(answer.climbed["rung"])]
+    for name in ("persona", "metric", "percentile"):
+        rows = rows[rows[name] == binding[name]]
+    growth = rows["users"] / capacity - 1
+    rows = rows[(growth >= 0.5 * (GROWTH - 1)) & (growth <= 2 * (GROWTH - 1))]
+    if rows.empty:
+        return None
+    users = int(rows.loc[(rows["users"] - GROWTH * capacity).abs().idxmin(), "users"])
+    there: pd.DataFrame = rows[rows["users"] == users]
+    share = float(there["beyond_ratio"].mean())
+    low, high = float(there["beyond_low_ratio"].min()), float(there["beyond_high_ratio"].max())
+    return users, share, low, high if math.isfinite(high) else 1.0
