@@ -17,7 +17,7 @@ from spoc_lib.engine.fast.schedule import apply, plan
 from spoc_lib.engine.fast.state import *
 from spoc_lib.engine.steptime.compiled import step_seconds
 
-#: Why `run` came back: the run is over; turns must be prepared (replies may wait for them); arrays must grow.
+#: Why `run` came back: the run is over; replies wait for turns to be prepared; arrays must grow.
 OVER, PREPARE, GROW = range(3)
 
 
@@ -50,7 +50,6 @@ def take_turn(s, requests, queues, clock, user, now):
     q[user, R_CHAIN], q[user, R_PROMPT] = q[user, T_CHAIN], q[user, T_PROMPT]
     q[user, R_MOST] = q[user, T_PROMPT] + q[user, T_OUTPUT]
     q[user, T_READY] = 0
-    s[S_UNREADY] += 1
     send = now + clock[user, X_THINK]
     clock[user, X_SEND] = send
     heap_push(s, queues, clock, send + clock[user, X_WAY], user)
@@ -121,8 +120,6 @@ def _make_run(digest: int):
                     break
             if refused:
                 continue
-            if s[K_AHEAD] and s[S_UNREADY] >= s[K_AHEAD]:
-                return PREPARE
             while s[S_PLANNED] < s[K_DEPTH] and s[S_RUNNING] + s[S_WAITING] > 0:
                 tokens = plan(s, pieces, chains, entries, requests, work, queues, sums, request_log,
                               (s[S_PLAN_HEAD] + s[S_PLANNED]) % 2)

@@ -61,15 +61,15 @@ Q_COLUMNS = 5
 
 # scalars: pool, free lists, counters
 (S_UNHASHED, S_HASHED, S_LRU_HEAD, S_LRU_TAIL, S_PIECE_FREE, S_PIECES, S_ENTRY_FREE, S_ENTRIES, S_PUBLISHED,
- S_RUNNING, S_WAIT_HEAD, S_WAITING, S_REQUESTS, S_STEPS, S_TOKENS, S_ORDER, S_ARRIVALS, S_REPLIES, S_UNREADY,
+ S_RUNNING, S_WAIT_HEAD, S_WAITING, S_REQUESTS, S_STEPS, S_TOKENS, S_ORDER, S_ARRIVALS, S_REPLIES,
  S_PLANNED, S_PLAN_HEAD, S_PREEMPTED, S_QUERIES, S_HITS, S_PATH, S_HITS_FULL, S_HITS_SLIDING, S_LIVE,
- S_QUEUED_TOKENS) = range(29)
+ S_QUEUED_TOKENS) = range(28)
 
 # configuration, behind the scalars
 (K_BLOCK, K_GROUPS, K_FULL, K_SLIDING, K_WINDOW, K_NEED, K_CAP, K_POOL, K_CACHING, K_MAX_LEN, K_BUDGET, K_MAX_SEQS,
  K_THRESHOLD, K_ADAPTIVE, K_CHUNKED, K_RESERVE, K_DEPTH, K_WATERMARK, K_RETENTION, K_BATCH_WINDOW, K_QUEUE,
- K_QUEUE_TOKENS, K_AHEAD, K_USERS, K_MARGIN) = range(30, 55)
-S_COLUMNS = 55
+ K_QUEUE_TOKENS, K_USERS, K_MARGIN) = range(30, 54)
+S_COLUMNS = 54
 
 # a planned step's sums: the batch, then the state after scheduling (runlog.STEP_COLUMNS without the times); the last
 # row of `sums` holds the time now, the end of the run, and the number of requests in either plan
