@@ -27,6 +27,8 @@ FLOORS = [
     ["cli"],
 ]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+#: Folders inside a room, each below those that may import it.
+INNER = {"engine": ["scheduling", "steptime", "fast", "http"], "workload": ["model", "traces", "fitting", "audit"]}
 CARD = {
     "jupyterlab",
     "papermill",
@@ -61,6 +63,38 @@ def test_a_room_imports_only_from_rooms_below_it():
                 other = name.split(".")[1] if name.startswith("spoc_lib.") else room
                 if other != room and FLOOR.get(other, 0) >= FLOOR[room]:
                     wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def modules() -> dict[str, set[str]]:
+    """Each module of the library by its dotted name, with the modules that it imports, wherever it does so."""
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+             for path in LIBRARY.rglob("*.py")}
+
+    def meant(name: str) -> str:
+        return name if name in paths else name.rpartition(".")[0]
+
+    return {name: {meant(one) for one in imported(path)} & set(paths) - {name} for name, path in paths.items()}
+
+
+def test_no_module_imports_itself_in_a_circle():
+    """Whoever imports nothing that is left is taken away, until nobody is: what remains goes round in circles."""
+    left = modules()
+    while free := {name for name, wanted in left.items() if not wanted & set(left)}:
+        left = {name: wanted for name, wanted in left.items() if name not in free}
+    assert not left, "\n".join(f"{name} imports {sorted(wanted & set(left))}" for name, wanted in sorted(left.items()))
+
+
+@pytest.mark.parametrize("room", INNER)
+def test_a_folder_inside_a_room_imports_only_from_folders_below_it(room):
+    order, wrong = INNER[room], []
+    assert set(order) == {path.name for path in (LIBRARY / room).iterdir() if path.is_dir() and path.name[0] != "_"}
+    for name, wanted in modules().items():
+        _, where, folder, *_ = [*name.split("."), "", "", ""]
+        for other in wanted if where == room and folder in order else ():
+            theirs = [*other.split("."), "", ""][2] if other.startswith(f"spoc_lib.{room}.") else ""
+            if theirs in order and order.index(theirs) > order.index(folder):
+                wrong.append(f"{name} imports {other}")
     assert not wrong, "\n".join(sorted(wrong))
 
 
