@@ -206,6 +206,8 @@ class Cluster(Strict):
 
 
 class MoeShape(Strict):
+    """The experts of a mixture-of-experts layer."""
+
     experts: PositiveInt
     top_k: PositiveInt
     d_ff: PositiveInt
@@ -296,6 +298,7 @@ def find(folder: str, name_or_path: str, what: str) -> Path:
 
 
 def load_cluster(name_or_path: str) -> Cluster:
+    """A cluster by name or path, its model and GPU known; InputError with one sentence where one is not."""
     cluster = yamlfile.load(Cluster, find("clusters", name_or_path, "cluster"))
     load_model(cluster.model)
     load_gpu(cluster.hardware.gpu)
@@ -303,12 +306,15 @@ def load_cluster(name_or_path: str) -> Cluster:
 
 
 def load_model(name_or_path: str) -> ModelSpec:
+    """A model's shape by name or path."""
     return yamlfile.load(ModelSpec, find("models", name_or_path, "model"))
 
 
 def load_gpu(name_or_path: str) -> GpuSpec:
+    """A GPU's limits by name or path."""
     return yamlfile.load(GpuSpec, find("gpus", name_or_path, "gpu"))
 
 
 def load_profile(name_or_path: str) -> Profile:
+    """A profile by name or path."""
     return yamlfile.load(Profile, find("profiles", name_or_path, "profile"))

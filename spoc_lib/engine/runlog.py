@@ -63,6 +63,7 @@ class Progress:
 
 
 def progress(log: RunLog) -> Progress:
+    """Tokens of each request, and when its first and its last came (NaN: none), in simulated seconds."""
     requests = len(log.turns)
     times = log.steps["end_s"][log.token_step]
     first, last = np.full(requests, np.nan), np.full(requests, np.nan)

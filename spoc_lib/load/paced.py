@@ -176,6 +176,7 @@ async def serve(host: str, port: int, ttft_s: float, itl_s: float, log: bool = F
 
 
 def main() -> None:
+    """`python -m spoc_lib.load.paced`: a server of known pace, until it is told to stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)

@@ -54,6 +54,7 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
 
 
 def outcome_counts(requests: pd.DataFrame) -> dict[str, int]:
+    """Requests planned, completed, failed and censored."""
     outcomes = requests["outcome"].value_counts()
     counts = {name: int(outcomes.get(name, 0)) for name in ("completed", "failed", "censored")}
     return {"planned": len(requests), **counts}

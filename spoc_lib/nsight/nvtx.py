@@ -60,6 +60,7 @@ def step_ranges(source: TraceSource) -> list[Range]:
 
 
 def is_step(text: str) -> bool:
+    """Whether an NVTX range's text names an engine step."""
     return any(pattern.match(text) for pattern in (_STEP, _VLLM_STEP, _VLLM_DETAILED))
 
 

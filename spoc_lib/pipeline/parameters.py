@@ -77,21 +77,29 @@ class Workload(Common):
 
 
 class P01(Workload):
+    """Of workload modeling."""
+
     users: Count = 0
 
 
 class P02(Workload):
+    """Of the search."""
+
     trials: Count = 0
     target_users: Count = 0
     confirm_http: Flag = True
 
 
 class P03(Workload):
+    """Of the sweep; flags: name=value …"""
+
     flags: Text = ""
     confirm_http: Flag = True
 
 
 class P04(Workload):
+    """Of the trace analysis; trace: a file to read, capture: make one."""
+
     flags: Text = ""
     users: Count = 0
     trace: Text = ""
@@ -99,6 +107,8 @@ class P04(Workload):
 
 
 class P05(Common):
+    """Of the report; runs: ids or folders, separated by commas."""
+
     runs: Text = ""
     paper: Flag = False
     what_if: Flag = False

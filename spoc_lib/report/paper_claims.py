@@ -25,10 +25,12 @@ class Claim:
 
 
 def not_judged(finding: str, paper: str, why: str) -> Claim:
+    """A finding that the runs at hand say nothing about."""
     return Claim(finding, paper, "–", "not judged", why)
 
 
 def spans(values: Iterable[float], figure: float, tolerance: float = 0.0) -> bool:
+    """Whether the known values reach around `figure`, give or take `tolerance` of them."""
     known = [v for v in values if v is not None and not pd.isna(v) and math.isfinite(v)]
     return bool(known) and min(known) * (1 - tolerance) <= figure <= max(known) * (1 + tolerance)
 

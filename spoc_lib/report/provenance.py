@@ -104,6 +104,7 @@ def _name(value: Any) -> Any:
 
 @cache
 def package_versions() -> dict[str, str]:
+    """Version by package, 'absent' for one that is not installed."""
     found = {}
     for name in PACKAGES:
         try:

@@ -52,6 +52,7 @@ COLUMNS = {
 
 
 def column(name: str) -> Column:
+    """How a column is shown: its label, unit, digits and preferred direction."""
     return COLUMNS.get(name, Column(name.replace("_", " "), digits=3))
 
 

@@ -160,6 +160,7 @@ def ratio(first: Answer, second: Answer) -> tuple[float, float, float]:
 
 
 def ratio_sentence(first: Answer, second: Answer) -> str:
+    """How many times the users of the second the first holds, beside what their GPU counts would say."""
     value, low, high = ratio(first, second)
     gpus = first.cluster.hardware.count / second.cluster.hardware.count
     return (

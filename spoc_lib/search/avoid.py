@@ -26,6 +26,7 @@ NEWTON_STEPS = 25
 
 
 def switched_on() -> bool:
+    """Whether crashes are avoided: unless the environment says off."""
     return os.environ.get(SWITCH, "on").lower() not in ("off", "0", "false", "no")
 
 

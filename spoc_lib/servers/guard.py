@@ -28,6 +28,7 @@ CLEANUP_TIMEOUT_S = 30
 
 
 def main(arguments):
+    """Start the engine, watch it and the lifeline, end it; the exit status (see above)."""
     parent, report, grace_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
     cleanup, command = json.loads(arguments[3]), arguments[4:]
     if sys.platform == "linux":
@@ -55,6 +56,7 @@ def main(arguments):
 
 
 def lifeline_closed():
+    """Whether standard input has ended; waits one tick for it."""
     readable, _, _ = select.select([0], [], [], TICK_S)
     return bool(readable) and not os.read(0, 1)
 
@@ -83,11 +85,13 @@ def end_group(engine, grace_s):
 
 
 def signal_group(group, number):
+    """Send a signal to a process group that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
 
 
 def group_alive(group):
+    """Whether a process of the group is left."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

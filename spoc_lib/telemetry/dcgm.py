@@ -81,6 +81,7 @@ def unsupported(values: np.ndarray | float) -> np.ndarray:
 
 
 def is_dcgm(metric: str) -> bool:
+    """Whether a metric is one of DCGM's."""
     return metric.startswith("DCGM_")
 
 

@@ -37,6 +37,7 @@ def kept(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def source_of(metric: str) -> str:
+    """The column `source` of METRICS for a metric."""
     return "dcgm" if dcgm.is_dcgm(metric) else "engine" if metric.startswith("spoc:") else "vllm"
 
 

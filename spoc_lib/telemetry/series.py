@@ -39,6 +39,7 @@ def cumulative(value: np.ndarray) -> np.ndarray:
 
 
 def resets(value: np.ndarray) -> int:
+    """How often a counter fell back: its exporter restarted."""
     return int((np.diff(value) < 0).sum())
 
 

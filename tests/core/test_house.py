@@ -118,3 +118,13 @@ def test_importing_a_room_patches_nothing_and_opens_no_socket(room):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(LIBRARY.rglob("*.py")), ids=lambda path: str(path.relative_to(LIBRARY)))
+def test_modules_and_all_that_is_public_in_them_say_what_they_are(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree) or not tree.body
+    public = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    mute = [node.name for node in tree.body
+            if isinstance(node, public) and not node.name.startswith("_") and not ast.get_docstring(node)]
+    assert not mute

@@ -15,6 +15,7 @@ from spoc_lib.engine.fast.state import *
 
 @njit
 def plan_waiting(s, pieces, chains, entries, requests, work, queues, sums, request_log, b, budget, threshold):
+    """Admit waiting requests in order while sequences, budget and blocks last; what is left of the budget."""
     q = requests
     skipped = 0
     while s[S_WAITING] > 0 and budget > 0 and s[S_RUNNING] < s[K_MAX_SEQS]:

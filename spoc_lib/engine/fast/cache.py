@@ -14,6 +14,7 @@ from spoc_lib.engine.fast.state import *
 
 @njit
 def add_entry(s, entries, requests, r, group, piece, a, b):
+    """Append the blocks [a, b) of a piece to the table of request `r` in a group."""
     e = s[S_ENTRY_FREE]
     if e != NONE:
         s[S_ENTRY_FREE] = entries[e, E_NEXT]
@@ -33,6 +34,7 @@ def add_entry(s, entries, requests, r, group, piece, a, b):
 
 @njit
 def drop_entry(s, entries, requests, r, at, e):
+    """Take entry `e` out of the list that begins at column `at` of request `r`, and give it back."""
     before, after = entries[e, E_PREV], entries[e, E_NEXT]
     if before == NONE:
         requests[r, at + 1] = after

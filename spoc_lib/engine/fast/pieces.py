@@ -15,6 +15,7 @@ from spoc_lib.engine.fast.state import *
 
 @njit
 def new_piece(s, pieces):
+    """An unused piece: one given back, else the next."""
     p = s[S_PIECE_FREE]
     if p != NONE:
         s[S_PIECE_FREE] = pieces[p, P_LNEXT]
@@ -61,6 +62,7 @@ def list_insert(pieces, chains, p, before):
 
 @njit
 def lru_remove(s, pieces, p):
+    """Take piece `p` out of the list of free pieces."""
     q = pieces
     before, after = q[p, P_LPREV], q[p, P_LNEXT]
     if before != NONE:
@@ -76,6 +78,7 @@ def lru_remove(s, pieces, p):
 
 @njit
 def lru_append(s, pieces, p):
+    """Put piece `p` at the end of the list of free pieces: evicted last."""
     q = pieces
     tail = s[S_LRU_TAIL]
     q[p, P_LPREV], q[p, P_LNEXT] = tail, NONE

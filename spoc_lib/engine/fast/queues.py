@@ -11,6 +11,7 @@ from spoc_lib.engine.fast.state import *
 
 @njit
 def push_waiting_head(s, queues, r):
+    """Put request `r` before all that wait."""
     s[S_WAIT_HEAD] = (s[S_WAIT_HEAD] - 1) % queues.shape[1]
     queues[V_WAITING, s[S_WAIT_HEAD]] = r
     s[S_WAITING] += 1
@@ -18,6 +19,7 @@ def push_waiting_head(s, queues, r):
 
 @njit
 def pop_waiting(s, queues):
+    """Take the first of the waiting away."""
     s[S_WAIT_HEAD] = (s[S_WAIT_HEAD] + 1) % queues.shape[1]
     s[S_WAITING] -= 1
 
@@ -65,6 +67,7 @@ def heap_push(s, queues, clock, time, user):
 
 @njit
 def heap_pop(s, queues, clock):
+    """The user who arrives next; its arrival is taken away."""
     user = queues[V_USER, 0]
     s[S_ARRIVALS] -= 1
     size = s[S_ARRIVALS]

@@ -112,6 +112,7 @@ def grow(s, pieces, chains, entries, requests, work, r, tokens):
 
 @njit
 def preempt(s, pieces, chains, entries, requests, work, queues, r):
+    """Free all blocks of request `r` and put it before all that wait: it computes its tokens anew."""
     q = requests
     free(s, pieces, chains, entries, requests, work, r)
     q[r, R_STATUS] = PREEMPTED

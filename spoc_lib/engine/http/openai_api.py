@@ -68,6 +68,8 @@ TokenIds = list[Annotated[int, Field(ge=0)]]
 
 
 class StreamOptions(_Body):
+    """`stream_options` of the OpenAI API."""
+
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
@@ -113,6 +115,8 @@ class _Generate(_Body):
 
 
 class ChatRequest(_Generate):
+    """The body of /v1/chat/completions."""
+
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     include_reasoning: bool = True
@@ -123,11 +127,15 @@ class ChatRequest(_Generate):
 
 
 class CompletionRequest(_Generate):
+    """The body of /v1/completions."""
+
     prompt: TokenIds | list[TokenIds] | str | list[str] | None = None
     max_tokens: int | None = 16
 
 
 class TokenizeRequest(_Body):
+    """The body of /tokenize."""
+
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -135,6 +143,8 @@ class TokenizeRequest(_Body):
 
 
 class DetokenizeRequest(_Body):
+    """The body of /detokenize."""
+
     model: str | None = None
     tokens: TokenIds
 
@@ -203,6 +213,7 @@ def _summary(value: object) -> object:
 
 
 def check_model(asked: str | None, served: str) -> None:
+    """ApiError 404, as vLLM words it, when another model is asked for."""
     if asked and asked != served:
         raise ApiError(404, f"The model `{asked}` does not exist. Valid aliases: {served}.", "NotFoundError",
                        "model")

@@ -29,6 +29,7 @@ UNTRACKED = -1  # num_hashed of a request that holds no block of the group yet
 
 
 def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
     return -(-a // b)
 
 

@@ -57,6 +57,8 @@ class RecordedConfig(_Record):
 
 
 class RecordedRequest(_Record):
+    """A request of a recording, with its tokens and the steps at which it came and went."""
+
     id: str
     arrived_step: NonNegative
     prompt_token_ids: Annotated[list[int], Field(min_length=1)]
@@ -67,6 +69,8 @@ class RecordedRequest(_Record):
 
 
 class RecordedStep(_Record):
+    """What the real scheduler did in one step: tokens by request, and the state after it."""
+
     scheduled: dict[str, int]
     new: dict[str, int]
     preempted: list[str]
@@ -76,6 +80,8 @@ class RecordedStep(_Record):
 
 
 class Recording(_Record):
+    """A schedule of the real engine; a step without work is null."""
+
     config: RecordedConfig
     requests: list[RecordedRequest]
     steps: list[RecordedStep | None]
@@ -95,6 +101,8 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class FileResult:
+    """How a recording and its replay agree."""
+
     file: str
     steps: int
     mismatches: int

@@ -24,6 +24,8 @@ class ContextLengthError(SpocError):
 
 
 class Status(IntEnum):
+    """Where a request stands in the scheduler."""
+
     WAITING = 0
     RUNNING = 1
     PREEMPTED = 2
