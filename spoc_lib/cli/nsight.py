@@ -61,7 +61,7 @@ def decompose(
     trace: Trace,
     window: Annotated[str | None, typer.Option("--window", help="START:END in seconds on the trace's clock")] = None,
     nvtx_range: Annotated[str | None, typer.Option("--range", help="cut to the NVTX ranges of this name")] = None,
-    expect_gpus: Annotated[int | None, typer.Option("--expect-gpus", help="TP x PP; fewer GPUs are refused")] = None,
+    expect_gpus: Annotated[int | None, typer.Option("--expect-gpus", help="TP x PP; another number of GPUs is refused")] = None,
     accept_graph_mode: Annotated[bool, typer.Option(
         "--accept-graph-mode", help="decompose a graph-mode capture of a program that launches no graphs")] = False,
     rules: Rules = None,

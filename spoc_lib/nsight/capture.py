@@ -102,11 +102,9 @@ def collect(output: Path, sqlite: Path, expect_gpus: int, *, timeout_s: float = 
     report = await_report(output, timeout_s, sleep)
     with open_source(report) as source:
         trace = load_trace(source)
-        if len(trace.ranks) < expect_gpus:
-            raise InputError("missing-rank", f"{report} holds kernels of {len(trace.ranks)} of {expect_gpus} GPUs: a "
-                             f"rank was not captured, so nothing is concluded from it")
+        trace.require_gpus(expect_gpus)
         part = sqlite.with_name(f".{sqlite.name}.part")
-        shutil.copyfile(source.path, part)
+        shutil.copyfile(source.file, part)
         part.replace(sqlite)
     return sqlite
 

@@ -7,6 +7,7 @@ collective's busy time is its exposed time; what compute hides of it is reported
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,28 +133,23 @@ def decompose(path: str | Path, window: tuple[float, float] | None = None, *, ru
     """Decompose a trace (`.sqlite`, parquetdir, `.nsys-rep`); the file is only read.
 
     window: (start, end) in seconds on the trace's clock; nvtx_range: the extent of the NVTX ranges with this text;
-    default: from the first to the last GPU activity, the same for all GPUs. expect_gpus: TP x PP; fewer GPUs with
-    kernels are refused. InputError with one sentence for whatever cannot be decomposed.
+    default: from the first to the last GPU activity, the same for all GPUs. expect_gpus: TP x PP; another number of
+    GPUs with kernels is refused. InputError with one sentence for whatever cannot be decomposed.
     """
     with open_source(path) as source:
         trace = load_trace(source, accept_graph_mode=accept_graph_mode)
-        _check_ranks(trace, expect_gpus)
+        trace.require_gpus(expect_gpus)
         span = trace.span_ns
         chosen = span
         if nvtx_range is not None:
             chosen = range_window(trace, nvtx_range)
         elif window is not None:
+            if not all(map(math.isfinite, window)):
+                raise InputError("bad-window", f"the window {window[0]:g} s to {window[1]:g} s is not finite: give "
+                                 f"seconds on the trace's clock")
             chosen = (round(window[0] * 1e9), round(window[1] * 1e9))
         _check_window(trace, chosen, span)
         return decompose_trace(trace, chosen, rules or rule_book(), find_steps(trace, rules or rule_book()))
-
-
-def _check_ranks(trace: Trace, expected: int | None) -> None:
-    if expected is not None and len(trace.ranks) < expected:
-        seen = ", ".join(f"GPU {r.device} of process {r.pid}" for r in trace.ranks)
-        raise InputError("missing-rank", f"{trace.source.path} holds kernels of {len(trace.ranks)} of {expected} GPUs "
-                         f"({seen}): a rank was not captured; start the workers with "
-                         f"VLLM_WORKER_MULTIPROC_METHOD=spawn and nsys with --trace-fork-before-exec=true")
 
 
 def _check_window(trace: Trace, window: tuple[int, int], span: tuple[int, int]) -> None:

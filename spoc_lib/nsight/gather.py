@@ -161,7 +161,8 @@ class _Columns:
 
 
 class RankGatherer:
-    """Activities by (globalPid, deviceId). `rows`: how many; `negative`: those that end before they start."""
+    """Activities by (globalPid, deviceId). `rows`: how many; `negative`: those that end before they start;
+    `unfinished`: those left out, for they have no start or no end."""
 
     def __init__(self) -> None:
         self._pids = np.zeros(_MOST_RANKS, dtype=np.int64)
@@ -169,9 +170,14 @@ class RankGatherer:
         self._ranks: list[_Columns] = []
         self.rows = 0
         self.negative = 0
+        self.unfinished = 0
 
     def add(self, columns: dict[str, np.ndarray], codes: np.ndarray) -> None:
         """One chunk: start, end, deviceId and, where the exporter has them, globalPid, streamId, correlationId."""
+        open_ended = (columns["start"] == NULL) | (columns["end"] == NULL)
+        if open_ended.any():
+            self.unfinished += int(open_ended.sum())
+            columns, codes = {name: values[~open_ended] for name, values in columns.items()}, codes[~open_ended]
         start = np.ascontiguousarray(columns["start"])
         rows, none = start.size, np.empty(0, dtype=np.int64)
         pid = columns.get("globalPid", np.zeros(rows, dtype=np.int64))

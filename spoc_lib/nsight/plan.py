@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ NSYS_OPTIONS = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--trace-fork-be
                 "--cpuctxsw=none", "--capture-range=cudaProfilerApi", "--capture-range-end=stop")
 #: fork drops the workers' ranges silently, spawn keeps them; the scopes are vLLM's own NVTX ranges.
 ENVIRONMENT = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NVTX_SCOPES_FOR_PROFILING": "1"}
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,10 @@ class CapturePlan:
 
 
 def gpus_of(cluster: Cluster, flags: Mapping[str, Any]) -> int:
-    """TP x PP of the launch; the cluster's GPUs where neither flag is set."""
+    """TP x PP (x DP) of the launch; the cluster's GPUs where no such flag is set."""
     merged = merged_flags(cluster, flags)
-    parallel = [merged.get(name) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
-    if not any(parallel):
-        return cluster.hardware.count
-    return int(parallel[0] or 1) * int(parallel[1] or 1)
+    parallel = [int(merged[name]) for name in _PARALLEL if merged.get(name)]
+    return math.prod(parallel) if parallel else cluster.hardware.count
 
 
 def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, output: str = "trace",

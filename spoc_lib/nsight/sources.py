@@ -32,7 +32,9 @@ _BATCHES_AHEAD = 6
 class TraceSource(Protocol):
     """Tables by name, columns by name. Absent tables and columns are normal: exporters leave out what is empty."""
 
+    #: what the user gave, and what is read: a report is read through its export
     path: Path
+    file: Path
 
     def tables(self) -> frozenset[str]: ...
 
@@ -59,25 +61,26 @@ def cpu_threads() -> int:
 class SqliteSource:
     """An exported `.sqlite` file, opened read-only and immutable: no lock, no journal, no index is left in it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, file: Path, path: Path | None = None) -> None:
+        self.file, self.path = file, path or file
         self._check_whole()
-        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        uri = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
         try:
             self._connection = sqlite3.connect(uri, uri=True)
+            self._connection.text_factory = lambda text: text.decode(errors="replace")  # a name may hold any bytes
             master = self._connection.execute(
                 "SELECT name, type, rootpage, sql FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
             self._page_size = self._connection.execute("PRAGMA page_size").fetchone()[0]
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
         self._roots = {name: root for name, kind, root, sql in master
                        if kind == "table" and root and "WITHOUT ROWID" not in (sql or "").upper()}
         self._tables = frozenset(name for name, *_ in master) - FORBIDDEN
 
     def _check_whole(self) -> None:
-        size = self.path.stat().st_size
-        with open(self.path, "rb") as file:
-            header = file.read(100)
+        size = self.file.stat().st_size
+        with open(self.file, "rb") as opened:
+            header = opened.read(100)
         if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
             what = "is empty" if size == 0 else "is not an SQLite file"
             raise InputError("not-a-trace", f"{self.path} {what}: give a trace exported with "
@@ -90,7 +93,7 @@ class SqliteSource:
                              f"copy or export it again")
         self._reserved = header[20]
         for suffix in ("-wal", "-journal"):
-            beside = self.path.with_name(self.path.name + suffix)
+            beside = self.file.with_name(self.file.name + suffix)
             if beside.exists() and beside.stat().st_size:
                 raise InputError("unfinished", f"{self.path} is still being written, or its writer was killed "
                                  f"({beside.name} is beside it): finish the export first")
@@ -107,7 +110,10 @@ class SqliteSource:
     def _info(self, table: str) -> list[tuple]:
         if table not in self._tables:
             return []
-        return self._connection.execute(f'PRAGMA table_info("{table}")').fetchall()
+        try:
+            return self._connection.execute(f'PRAGMA table_info("{table}")').fetchall()
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            raise self._damaged(error) from error
 
     def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None,
              starts: Mapping[str, Sequence[str]] | None = None) -> list[tuple]:
@@ -123,7 +129,7 @@ class SqliteSource:
         condition = " WHERE " + " AND ".join(tests) if tests else ""
         try:
             return self._connection.execute(f'SELECT {names} FROM "{table}"{condition}', values).fetchall()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
 
     def integers(self, table: str, columns: Sequence[str]) -> Iterator[np.ndarray]:
@@ -133,7 +139,7 @@ class SqliteSource:
             row[5] or row[4] is not None for row in info)  # no primary key, no default value
         done = 0
         if plain:
-            handle = os.open(self.path, os.O_RDONLY)
+            handle = os.open(self.file, os.O_RDONLY)
             try:
                 for chunk in sqlitepages.read_chunks(handle, self._roots[table], self._page_size, self._reserved,
                                                      [order[column] for column in columns], cpu_threads()):
@@ -156,7 +162,7 @@ class SqliteSource:
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 whole = np.array([[_whole(value) for value in row] for row in rows], dtype=np.int64)
                 yield whole.reshape(len(rows), len(columns)).T
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError("bad-table", f"{self.path}: table {table} holds something else than integers in one of "
@@ -187,7 +193,7 @@ class ParquetSource:
     """A folder with one Parquet file a table, as `nsys export --type parquetdir` writes it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = self.file = path
         self._files = {file.stem: file for file in sorted(path.glob("*.parquet")) if file.stem not in FORBIDDEN}
         if not self._files:
             raise InputError("not-a-trace", f"{path} holds no Parquet files: give the folder that "
@@ -203,7 +209,8 @@ class ParquetSource:
             raise self._damaged(table, error) from error
 
     def _damaged(self, table: str, error: Exception) -> InputError:
-        return InputError("damaged", f"{self._files[table]} is damaged ({error}): export it again")
+        said = " ".join(str(error).split())
+        return InputError("damaged", f"{self._files[table]} is damaged ({said}): export it again")
 
     def columns(self, table: str) -> tuple[str, ...]:
         if table not in self._files:

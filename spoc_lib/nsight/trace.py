@@ -76,6 +76,19 @@ class Trace:
         return (min(int(a.start[0]) for a in self.activities.values()),
                 max(int(a.end.max()) for a in self.activities.values()))
 
+    def require_gpus(self, expected: int | None) -> None:
+        """InputError unless `expected` GPUs (where somebody said) have kernels: a part of a capture proves nothing."""
+        if expected is None or len(self.ranks) == expected:
+            return
+        seen = ", ".join(f"GPU {r.device} of process {r.pid}" for r in self.ranks)
+        if len(self.ranks) < expected:
+            told = (f"{len(self.ranks)} of {expected} GPUs ({seen}): a rank was not captured; start the workers with "
+                    f"VLLM_WORKER_MULTIPROC_METHOD=spawn and nsys with --trace-fork-before-exec=true")
+        else:
+            told = (f"{len(self.ranks)} GPUs where {expected} were expected ({seen}): another process's kernels are in "
+                    f"it, or the engine has more ranks than was said")
+        raise InputError("wrong-ranks", f"{self.source.path} holds kernels of {told}")
+
 
 @contextmanager
 def open_source(path: str | Path) -> Iterator[TraceSource]:
@@ -90,7 +103,7 @@ def open_source(path: str | Path) -> Iterator[TraceSource]:
         if found.suffix == ".nsys-rep":
             found = nsysrep.export_sqlite(found, Path(folder))
         try:
-            source = ParquetSource(found) if found.is_dir() else SqliteSource(found)
+            source = ParquetSource(found) if found.is_dir() else SqliteSource(found, path)
         except OSError as error:
             raise InputError("unreadable", f"cannot read the trace {path}: {error.strerror}") from error
         try:
@@ -192,6 +205,9 @@ class _Reader:
         notes = list(metadata.notes)
         if self.gathered.negative:
             notes.append(f"{self.gathered.negative} activities end before they start; they count as having no length")
+        if self.gathered.unfinished:
+            notes.append(f"{self.gathered.unfinished} activities have no start or no end and are left out: they ran "
+                         f"when the capture stopped")
         names = self._texts(notes)
         activities = {Rank(pid, device): Activity(*columns) for pid, device, columns in self.gathered.ranks()}
         ranks = tuple(sorted(activities))

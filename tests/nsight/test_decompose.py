@@ -266,3 +266,51 @@ def test_the_two_h100_trace_agrees_with_an_independent_computation(shared):
     assert any("CUDA graph mode" in note for note in result.notes)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
     assert set(result.totals().columns) == {*CATEGORIES, "idle"}
+
+
+def test_activities_without_an_end_are_left_out_and_said(new_trace, kernel_names):
+    """A capture that stops while kernels run leaves them without an end; CREATE TABLE AS drops NOT NULL."""
+    trace = new_trace()
+    trace.kernel(kernel_names["gemm"], 0, 100)
+    trace.kernel(kernel_names["gemm"], 200, 300)
+    trace.database.executescript("""
+        CREATE TABLE copied AS SELECT * FROM CUPTI_ACTIVITY_KIND_KERNEL;
+        UPDATE copied SET "end" = NULL WHERE start = 200;
+        DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL;
+        ALTER TABLE copied RENAME TO CUPTI_ACTIVITY_KIND_KERNEL;""")
+    result = decompose(trace.done())
+    assert busy(result) == {"gemm": 100, "idle": 0}
+    assert any(note.startswith("1 activities have no start or no end") for note in result.notes)
+
+
+def test_another_number_of_gpus_than_expected_is_refused_both_ways(new_trace, kernel_names):
+    trace = new_trace()
+    for device in range(2):
+        trace.kernel(kernel_names["gemm"], 0, 100, device=device)
+    path = trace.done()
+    with pytest.raises(InputError, match="2 GPUs where 1 were expected"):
+        decompose(path, expect_gpus=1)
+    assert len(decompose(path, expect_gpus=2).devices) == 2
+
+
+def test_a_window_that_is_not_finite_is_refused(new_trace, kernel_names):
+    trace = new_trace()
+    trace.kernel(kernel_names["gemm"], 0, 100)
+    path = trace.done()
+    for window in ((float("nan"), 1.0), (0.0, float("inf"))):
+        with pytest.raises(InputError, match="not finite"):
+            decompose(path, window)
+
+
+def test_ids_of_any_size_name_kernels(new_trace, kernel_names):
+    """Exporters number strings from 0, but nothing says that they must."""
+    trace = new_trace()
+    trace.string("one that no kernel has")
+    trace.kernel(kernel_names["gemm"], 0, 100)
+    trace.kernel(kernel_names["attn"], 100, 250)
+    trace.database.execute("UPDATE StringIds SET id = id * 900000000000 WHERE value = ?", (kernel_names["attn"],))
+    trace.database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = demangledName * 900000000000 "
+                           "WHERE start = 100")
+    result = decompose(trace.done())
+    assert busy(result) == {"gemm": 100, "attn": 150, "idle": 0}
+    assert set(result.kernels.name) == {kernel_names["gemm"], kernel_names["attn"]}

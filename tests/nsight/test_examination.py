@@ -76,3 +76,16 @@ def test_kernels_without_a_rule_ask_for_one(new_trace):
     found = examined(trace.done())
     assert any("name them in a rule file" in s for s in found.advice())
     assert "kernel time without a category" in found.gates().query("not passed").gate.tolist()
+
+
+def test_a_real_trace_is_examined_without_a_roofline(shared):
+    """Training on two GPUs: no batch is told, so there is no verdict, and all else is."""
+    found = examined(shared("data/nsight/two_h100/mfu_2gpu_before.sqlite"), 2)
+    said = found.findings()
+    assert said[0].startswith("In a real trace of 0.3 s on 2 GPUs") and said[1].startswith("No roofline: ")
+    assert any("waiting for the last GPU" in s for s in said)
+    top = found.top_kernels(3)
+    assert top.total_ms.is_monotonic_decreasing and top.share_of_window.between(0, 1).all()
+    few = found.few_steps()
+    assert set(few.device) == {0, 1} and few.start_s.between(0, 0.06).all() and (few.duration_s >= 0).all()
+    assert found.to_dict()["no_verdict"] and found.to_dict()["verdict"] is None

@@ -116,7 +116,7 @@ def test_random_damage_never_crashes(new_trace, kernel_names):
     random = np.random.default_rng(5)
     for _ in range(60):
         content = bytearray(whole)
-        at = int(random.integers(4096, len(whole) - 64))
+        at = int(random.integers(100, len(whole) - 64))
         content[at:at + 64] = random.bytes(64)
         path.write_bytes(content)
         try:
@@ -181,6 +181,13 @@ def test_a_parquetdir_gives_the_same_answer(tmp_path, new_trace, kernel_names):
     a, b = decompose(path).to_dict(), decompose(folder).to_dict()
     a.pop("trace"), b.pop("trace")
     assert a == b
+    kernels = folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
+    whole = kernels.read_bytes()
+    kernels.write_bytes(whole[:4] + b"\xff" * 200 + whole[204:])  # the footer holds, the first pages do not
+    assert refusal(folder).code == "damaged"
+    pq.write_table(pa.table({"start": [0.5], "end": [1.5], "deviceId": [0], "demangledName": [1]}), kernels)
+    assert "column start does not hold integers" in refusal(folder).message
+    kernels.write_bytes(whole)
     (folder / "StringIds.parquet").write_bytes(b"PAR1 torn")
     assert refusal(folder).code == "damaged"
     assert "TARGET_INFO_SYSTEM_ENV" not in ParquetSource(folder).tables()

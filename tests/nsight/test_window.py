@@ -13,6 +13,7 @@ from spoc_lib import config
 from spoc_lib.core.errors import InputError
 from spoc_lib.nsight import decompose
 from spoc_lib.nsight.capture import collect, profiling, under_nsys
+from spoc_lib.nsight.nsysrep import find_importer
 
 
 @pytest.fixture
@@ -85,3 +86,25 @@ def test_a_report_is_exported_and_a_partial_capture_refused(nsys, tmp_path, new_
 def test_a_report_that_never_comes_is_said(tmp_path):
     with pytest.raises(InputError, match="wrote no report"):
         collect(tmp_path / "run", tmp_path / "run.sqlite", 1, timeout_s=0.0, sleep=lambda s: None)
+
+
+def test_a_left_over_qdstrm_is_converted_then_exported(nsys, tmp_path, new_trace, kernel_names):
+    """QdstrmImporter stands in the host folder beside nsys; what it leaves is exported as any report is."""
+    trace = new_trace()
+    trace.kernel(kernel_names["gemm"], 0, 100)
+    (tmp_path / "run.qdstrm").write_bytes(trace.done().read_bytes())
+    with pytest.raises(InputError, match="QdstrmImporter"):
+        decompose(tmp_path / "run.qdstrm")
+    host = nsys.parent.parent / "host-linux-x64"
+    host.mkdir()
+    importer = host / "QdstrmImporter"
+    importer.write_text(f"#!{sys.executable}\nimport shutil, sys\n"
+                        f"shutil.copy(*(sys.argv[sys.argv.index(o) + 1] for o in ('--input-file', '--output-file')))\n")
+    importer.chmod(0o755)
+    assert find_importer() == str(importer)
+    found = decompose(collect(tmp_path / "run", tmp_path / "run.sqlite", 1, sleep=lambda s: None))
+    assert found.devices[0]["busy_ns"]["gemm"] == 100
+    assert decompose(tmp_path / "run.qdstrm").path == str(tmp_path / "run.qdstrm")
+    importer.write_text("#!/bin/sh\necho 'the stream ends early' >&2\nexit 4\n")
+    with pytest.raises(InputError, match="the conversion of .*run.qdstrm failed: the stream ends early"):
+        decompose(tmp_path / "run.qdstrm")
