@@ -234,7 +234,7 @@ def _personas(cluster: Cluster, script: ConversationScript, folder: Path) -> str
 
 def _from_prometheus(url: str, anchor: Anchor, recorder: Recorder,
                      problems: list[str]) -> tuple[pd.DataFrame, list[str], float]:
-    """The rung's telemetry from the cluster's Prometheus; the recorder's own where that fails or was away meanwhile, and
+    """The rung's telemetry from the cluster's Prometheus; the recorder's own where that failed or was away, and
     it is said."""
     from spoc_lib.telemetry import prometheus
 

@@ -43,7 +43,8 @@ def utilisation_is_not_the_sla(rungs: pd.DataFrame, capacity: float) -> Lesson:
     if inside.empty:
         return Lesson(name, None, "No rung within the SLA has a record of SM activity: it cannot be said how busy the "
                       "GPUs are at the limit.")
-    at, figures = inside.iloc[-1], {"sm_active_ratio": float(inside.iloc[-1]["sm_active_ratio"])}
+    at = inside.iloc[-1]
+    figures: dict[str, float | None] = {"sm_active_ratio": float(at["sm_active_ratio"])}
     sentence = f"At {at['users']} users, within the SLA, the SMs are active {at['sm_active_ratio']:.0%} of the time"
     if beyond.empty:
         return Lesson(name, None, sentence + "; no rung beyond the SLA was run.", figures)
@@ -106,23 +107,33 @@ def chunked_prefill_is_the_trade_off(variants: Sequence[tuple[int, Mapping]]) ->
         "ttft_ratio": low["ttft_p95_s"] / high["ttft_p95_s"]})
 
 
-def overload_leaves_no_trace(rungs: pd.DataFrame) -> Lesson:
-    """Up and down: rungs of equally many users before and after an overload on one and the same server (RUNGS in the
-    order in which they were run). A server that is worse afterwards keeps something of it: a queue, a cold cache."""
+def overload_leaves_no_trace(up_down: pd.DataFrame, settle_s: float) -> Lesson:
+    """Hysteresis: as many users as were met before an overload, once more after it on one and the same server.
+
+    up_down: `updown.differences`; settle_s: seconds that passed after the overload before it was measured again. A
+    server that is worse then keeps something of the overload: a queue that drains slowly, a cold cache.
+    """
     name = "overload leaves no trace"
-    valid = rungs[rungs["verdict"] != "invalid"].sort_values("rung").to_dict("records")
-    for later in reversed(range(len(valid))):
-        for earlier in range(later):
-            one, two = valid[earlier], valid[later]
-            between = [row for row in valid[earlier + 1:later]
-                       if row["verdict"] == "missed" and row["users"] > one["users"]]
-            if one["users"] != two["users"] or not between:
-                continue
-            worse = one["verdict"] == "met" and two["verdict"] == "missed"
-            verdict = "worse than before: the overload left a trace" if worse else "no worse than before"
-            return Lesson(name, not worse, (
-                f"After {between[-1]['users']} users, {two['users']} users are {verdict} (p95 TTFT "
-                f"{_seconds(one['ttft_p95_s'])} s then, {_seconds(two['ttft_p95_s'])} s now; p95 ITL "
-                f"{_milliseconds(one['itl_p95_s'])} and {_milliseconds(two['itl_p95_s'])} ms)."),
-                {"users": one["users"], "ttft_p95_before_s": one["ttft_p95_s"], "ttft_p95_after_s": two["ttft_p95_s"]})
-    return Lesson(name, None, "No number of users was run both before and after an overload.")
+    if up_down.empty:
+        return Lesson(name, None, "No number of users was run both before and after an overload on one server, so "
+                      "hysteresis is not seen.")
+    at = up_down[up_down["users"] == up_down["users"].max()].to_dict("records")
+    worse = [row for row in up_down.to_dict("records") if row["moved"] == "worse"]
+    shown = worse or at
+    text = "; ".join(f"{row['slo']} at {row['users']} users: {_span(row, 'before')} before, {_span(row, 'after')} after"
+                     for row in shown)
+    verdict = "Hysteresis" if worse else "No hysteresis"
+    after = f"{settle_s:.0f} s after an overload of {at[0]['top_users']} users"
+    return Lesson(name, not worse, f"{verdict}, {after}: {text}.",
+                  {"users": float(at[0]["users"]), "top_users": float(at[0]["top_users"]),
+                   "settle_s": settle_s, **{f"{row['slo']}, {when}": row[when] for row in at
+                                            for when in ("before", "after")}})
+
+
+def _span(row: Mapping, when: str) -> str:
+    """`1.5 s (1.0 to 1.9)`; of a share of requests in per cent."""
+    share = row["unit"] == "%"
+    value, low, high = (row[name] * (100 if share else 1) for name in (when, f"{when}_low", f"{when}_high"))
+    if share or value >= 1:
+        return f"{value:.3g} {row['unit']} ({low:.3g} to {high:.3g})".replace("inf", "∞")
+    return f"{1e3 * value:.3g} m{row['unit']} ({1e3 * low:.3g} to {1e3 * high:.3g})".replace("inf", "∞")

@@ -12,24 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from spoc_lib.config import Cluster, Profile
-from spoc_lib.core.errors import InputError
+from spoc_lib.config import Cluster, Profile, load_gpu
 from spoc_lib.core.files import read_json, write_json
 from spoc_lib.core.schemas import METRICS, REQUESTS, RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table, read_table, write_table
 from spoc_lib.sweep import agreement, lessons
-from spoc_lib.sweep.book import RungBook
+from spoc_lib.sweep.book import Entry, RungBook
 from spoc_lib.sweep.capacity import binding_slo, capacity, sentence
 from spoc_lib.sweep.drivers import FreshUsers, RungRecord, ScriptFactory, Timing, http_rung, twin_rung, virtual_rung
+from spoc_lib.sweep.evidence import Limits
 from spoc_lib.sweep.fit import Crossing
-from spoc_lib.sweep.ladder import Ladder
+from spoc_lib.sweep.ladder import Ladder, Step
 from spoc_lib.sweep.saturation import Saturation, saturation
 from spoc_lib.sweep.slo import check_slos
+from spoc_lib.sweep.twinchecks import TwinChecks
+from spoc_lib.sweep.updown import differences
 from spoc_lib.telemetry.story import Story, build
 
 #: Salts of rungs that are not on the ladder.
@@ -45,7 +48,8 @@ class SweepResult:
     rungs: RUNGS; slo: SLO_VERDICTS; personas: the same by persona, to inform; capacity: as in capacity.json;
     metrics, requests: METRICS and REQUESTS of the rung nearest to the limit, `window` its steady part;
     twin_vs_http: see `agreement.compare` (empty where nothing was compared); reconciliation: the server's figures
-    beside the client's, of the HTTP rung (empty without one);
+    beside the client's, of the HTTP rung (empty without one); up_down: `updown.differences`: latency before and after
+    an overload of one and the same server;
     problems: sentences about telemetry.
     """
 
@@ -59,6 +63,7 @@ class SweepResult:
     window: tuple[float, float]
     twin_vs_http: pd.DataFrame
     reconciliation: pd.DataFrame
+    up_down: pd.DataFrame
     problems: list[str] = field(default_factory=list)
 
     def story(self) -> Story:
@@ -133,83 +138,73 @@ class _Sweep:
                 refuse(record.outside)
             return record
 
-        crossing = self._climb("virtual", self.timing, play)
+        crossing = self._climb("virtual", self.timing, play, budget=engine.flags.max_num_batched_tokens)
         limit = self._limit(crossing)
-        checks = self._what_ifs(limit, crossing) if limit else []
+        twin = TwinChecks(self.cluster, self.flags, self.book, self.users, self.timing, self.seed, self.say)
+        up_down = twin.up_and_down()
+        checks = twin.lessons(limit, crossing, up_down) if limit else []
         twin_vs_http = self._confirm(engine) if confirm_http else pd.DataFrame()
-        return self._finish(crossing, limit, checks, twin_vs_http, simulated=True,
+        return self._finish(crossing, limit, checks, twin_vs_http, up_down, simulated=True,
                             passport=engine.passport() | {"outside": limit.outside if limit else engine.outside()},
-                            limits=(engine.flags.max_num_seqs, engine.flags.max_num_batched_tokens))
+                            flags=engine.flags.model_dump())
 
     def real(self) -> SweepResult:
         from spoc_lib.servers import launch
 
-        self.say(f"at most {self.profile.probes} rungs of {self.http_timing.duration_s:g} s over HTTP, one launch")
+        self.say(f"at most {self.profile.probes} rungs of {self.http_timing.duration_s:g} s over HTTP and one more on "
+                 f"the way down, one launch")
         with launch(self.cluster, self.flags, self.folder / "server") as server:
             def play(users: int, salt: int) -> RungRecord:
                 return http_rung(self.cluster, server, self.users.script(salt), users, self.http_timing,
                                  self.book.path(salt - 1), self.say)
 
-            crossing = self._climb("locust", self.http_timing, play, engine=server.version)
+            named = {**self.cluster.flags, **self.flags}
+            crossing = self._climb("locust", self.http_timing, play, engine=server.version, down=True,
+                                   budget=named.get("max_num_batched_tokens"))
             simulated, passport = server.simulated, server.passport
-        named = {**self.cluster.flags, **self.flags}
-        return self._finish(crossing, self._limit(crossing), [], pd.DataFrame(), simulated=simulated,
-                            passport=passport,
-                            limits=(named.get("max_num_seqs"), named.get("max_num_batched_tokens")))
+        limit, rungs, up_down = self._limit(crossing), self.book.rungs(), differences(self.book.valid_slo())
+        checks = [lessons.utilisation_is_not_the_sla(rungs, crossing.users),
+                  lessons.memory_is_not_always_the_bottleneck(limit.row, None, rungs, crossing.users),
+                  lessons.overload_leaves_no_trace(up_down, self.http_timing.warmup_s)] if limit else []
+        return self._finish(crossing, limit, checks, pd.DataFrame(), up_down, simulated=simulated, passport=passport,
+                            flags=named)
 
-    def _climb(self, driver: str, timing: Timing, play: Callable[[int, int], RungRecord],
-               engine: str | None = None) -> Crossing:
-        """Run rungs where the ladder wants them until it is content or the probes are spent."""
+    def _climb(self, driver: str, timing: Timing, play: Callable[[int, int], RungRecord], *, engine: str | None = None,
+               budget: int | None = None, down: bool = False) -> Crossing:
+        """Run rungs where the ladder wants them until it is content or the probes are spent; `down`: and once more, on
+        the same server, as many users as were met before the overload."""
+        def rung(number: int, step: Step) -> None:
+            key = dict(users=step.users, driver=driver, timing=asdict(timing), flags=self.flags, seed=self.seed,
+                       cluster=self.cluster.name, engine=engine)
+            self.say(f"rung {number + 1} of at most {self.profile.probes + down}: {step.users} users ({step.why})")
+            entry = self.book.entry(number, key, partial(play, step.users, number + 1), budget=budget)
+            self.say(f"{step.users} users: {entry.row['verdict']}; {entry.row['reason']}")
+
         for number in range(self.profile.probes):
             step = self.ladder.next(self.book.valid_slo(), self.book.invalid_users())
             if step is None:
                 break
-            key = dict(users=step.users, driver=driver, timing=asdict(timing), flags=self.flags, seed=self.seed,
-                       cluster=self.cluster.name, engine=engine)
-            self.say(f"rung {number + 1} of at most {self.profile.probes}: {step.users} users ({step.why})")
-            entry = self.book.entry(number, key, lambda users=step.users, salt=number + 1: play(users, salt),
-                                    budget=self.flags.get("max_num_batched_tokens"))
-            self.say(f"{step.users} users: {entry.row['verdict']}; {entry.row['reason']}")
+            rung(number, step)
+        if down and (users := self._met_before_overload()):
+            rung(len(self.book.entries), Step(users, "down again after the overload, on the same server"))
         return self.ladder.crossing(self.book.valid_slo())
 
-    def _limit(self, crossing: Crossing) -> Any:
+    def _met_before_overload(self) -> int | None:
+        """The most users that were met before a rung with more was missed, and not run again since."""
+        rows = [entry.row for entry in self.book.ladder_entries if entry.row["verdict"] != "invalid"]
+        last = max((index for index, row in enumerate(rows) if row["verdict"] == "missed"), default=None)
+        if last is None:
+            return None
+        since = {row["users"] for row in rows[last + 1:]}
+        found = {row["users"] for row in rows[:last] if row["verdict"] == "met" and row["users"] < rows[last]["users"]}
+        return None if found & since else max(found, default=None)
+
+    def _limit(self, crossing: Crossing) -> Entry | None:
         """The valid rung nearest to the capacity, the one at or beyond it where two are as near; None
         without one."""
         valid = [entry for entry in self.book.entries if entry.row["verdict"] != "invalid"]
         edge = min(crossing.users, 1e9)
         return min(valid, key=lambda entry: (abs(entry.row["users"] - edge), -entry.row["users"]), default=None)
-
-    def _what_ifs(self, limit: Any, crossing: Crossing) -> list[lessons.Lesson]:
-        """The three lessons, asked on the twin at the limit's users and script with one flag changed."""
-        from spoc_lib.engine.embedded import EmbeddedEngine
-
-        def variant(**changed: Any) -> dict | None:
-            try:
-                engine = EmbeddedEngine.from_cluster(self.cluster, {**self.flags, **changed})
-            except InputError:
-                return None  # the flags contradict each other: no such server
-            users, salt = int(limit.row["users"]), limit.number + 1
-            self.say(f"what if {changed} at {users} users")
-            number = 200 + len(variants)
-            key = dict(users=users, driver="virtual", timing=asdict(self.timing), flags={**self.flags, **changed},
-                       seed=self.seed, cluster=self.cluster.name, engine=None)
-            variants.append(changed)
-            return self.book.aside(number, key, lambda: virtual_rung(
-                engine, self.users.script(salt), users, self.timing, self.seed)).row
-
-        variants: list[dict] = []
-        engine_flags = EmbeddedEngine.from_cluster(self.cluster, self.flags).flags
-        budget = engine_flags.max_num_batched_tokens
-        uncached = variant(enable_prefix_caching=False) if engine_flags.enable_prefix_caching else None
-        found = [(budget, limit.row)]
-        for other in (max(budget // 4, engine_flags.max_num_seqs), budget * 2):
-            row = variant(max_num_batched_tokens=other) if other != budget else None
-            if row is not None:
-                found.append((other, row))
-        rungs = self.book.rungs()
-        return [lessons.utilisation_is_not_the_sla(rungs, crossing.users),
-                lessons.memory_is_not_always_the_bottleneck(limit.row, uncached, rungs, crossing.users),
-                lessons.chunked_prefill_is_the_trade_off(found)]
 
     def _confirm(self, engine: Any) -> pd.DataFrame:
         """One rung over real HTTP, its telemetry recorded, beside the virtual clock at the same users and
@@ -232,14 +227,11 @@ class _Sweep:
             engine, self.users.plain(HTTP_SALT), users, self.http_timing, self.seed))
         return agreement.compare(http.row, twin.row)
 
-    def _finish(self, crossing: Crossing, limit: Any, checks: list[lessons.Lesson], twin_vs_http: pd.DataFrame, *,
-                simulated: bool, passport: Mapping[str, Any] | None, limits: tuple) -> SweepResult:
+    def _finish(self, crossing: Crossing, limit: Entry | None, checks: list[lessons.Lesson],
+                twin_vs_http: pd.DataFrame, up_down: pd.DataFrame, *, simulated: bool,
+                passport: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> SweepResult:
         rungs, slo = self.book.rungs(), self.book.slo()
-        if not checks and limit:
-            checks = [lessons.utilisation_is_not_the_sla(rungs, crossing.users),
-                      lessons.memory_is_not_always_the_bottleneck(limit.row, None, rungs, crossing.users),
-                      lessons.overload_leaves_no_trace(rungs)]
-        found = self._saturated(limit, crossing, limits)
+        found = self._saturated(limit, crossing, flags)
         hardware = self.cluster.hardware
         reconciliation = pd.DataFrame(next((entry.reconciliation for entry in reversed(self.book.entries)
                                             if entry.reconciliation), []))
@@ -272,24 +264,28 @@ class _Sweep:
         metrics, requests, window = self._timeline(limit)
         write_json(self.folder / "capacity.json", answer)
         return SweepResult(self.folder, rungs, slo, self.book.personas(), read_json(self.folder / "capacity.json"),
-                           metrics, requests, window, twin_vs_http, reconciliation, problems)
+                           metrics, requests, window, twin_vs_http, reconciliation, up_down, problems)
 
-    def _saturated(self, limit: Any, crossing: Crossing, limits: tuple) -> Saturation | None:
-        """Asked of the first valid rung beyond the capacity (what is used up there), else of the nearest
-        one."""
-        if limit is None:
+    def _saturated(self, limit: Entry | None, crossing: Crossing, flags: Mapping[str, Any]) -> Saturation | None:
+        """Asked of the first rung beyond the capacity (what is used up there), else of the nearest one. A rung that the
+        load generator could not keep up with says nothing of the server, but what stopped the sweep."""
+        ladder = self.book.ladder_entries
+        valid = [entry for entry in ladder if entry.row["verdict"] != "invalid"]
+        beyond = [entry for entry in valid if entry.row["users"] > crossing.users]
+        outrun = [entry for entry in ladder if entry.row["client_limited"]]
+        entry = min(beyond, key=lambda one: one.row["users"], default=None) or \
+            min(outrun, key=lambda one: one.row["users"], default=limit)
+        if entry is None:
             return None
-        beyond = [entry for entry in self.book.ladder_entries
-                  if entry.row["verdict"] != "invalid" and entry.row["users"] > crossing.users]
-        entry = min(beyond, key=lambda one: one.row["users"], default=limit)
-        within = [one for one in self.book.ladder_entries
-                  if one.row["verdict"] != "invalid" and one.row["users"] <= crossing.users]
-        last = max(within, key=lambda one: one.row["users"], default=None)
-        return saturation(entry.server, entry.row, max_num_seqs=limits[0], max_num_batched_tokens=limits[1],
-                          step_figures=entry.steps,
-                          binding=binding_slo(crossing, self.book.valid_slo()), within=last.row if last else None)
+        within = max((one.row for one in valid if one.row["users"] <= crossing.users), key=lambda row: row["users"],
+                     default=None)
+        limits = Limits(flags.get("max_num_seqs"), flags.get("max_num_batched_tokens"),
+                        load_gpu(self.cluster.hardware.gpu).link_bytes_per_s,
+                        min((slo.limit_s for slo in self.cluster.slos if slo.metric in ("itl", "tpot")), default=None))
+        return saturation(entry.server, entry.row, limits, step_figures=entry.steps, within=within,
+                          binding=binding_slo(crossing, self.book.valid_slo()), stragglers=entry.stragglers)
 
-    def _timeline(self, limit: Any) -> tuple[pd.DataFrame, pd.DataFrame, tuple[float, float]]:
+    def _timeline(self, limit: Entry | None) -> tuple[pd.DataFrame, pd.DataFrame, tuple[float, float]]:
         if limit is None:
             return as_table([], METRICS).to_pandas(), as_table([], REQUESTS).to_pandas(), (0.0, 0.0)
         source = self.book.path(limit.number)

@@ -2,14 +2,19 @@
 
 The rules, in order (the first that applies decides; all figures are given whichever does)
 1. client: the load generator could not keep up.
-2. kv_blocks: requests wait or are preempted while nearly all KV blocks are in use; or the prefix cache collapses: its
+2. throttled_gpu: one GPU held its peers back for at least half of the window.
+3. kv_blocks: requests wait or are preempted while nearly all KV blocks are in use; or the prefix cache collapses: its
    hit rate falls well below that of the last rung within the SLA, because the pool no longer holds what all users
    come back for (cached blocks that nobody uses at the moment count as free, so the usage gauge does not show it).
-3. sequence_slots: requests wait while as many run as `max_num_seqs` allows.
-4. host: requests wait, yet the GPUs are mostly idle.
-5. prefill_compute or decode_bandwidth: by what the binding latency waits for. How long steps with and without
+4. sequence_slots: requests wait while as many run as `max_num_seqs` allows.
+5. interconnect: kernels run nearly all the time, on few of the SMs: the GPUs wait for one another in collectives.
+6. host: the GPUs are mostly idle while requests wait or the SLA is missed; or most of TTFT passes before the scheduler
+   sees the request (HTTP, tokenizer, queues between processes).
+7. token_budget: TTFT binds, requests wait, every step is filled to `max_num_batched_tokens`, and ITL has room left: a
+   larger budget would compute more tokens a step.
+8. prefill_compute or decode_bandwidth: by what the binding latency waits for. How long steps with and without
    prompt chunks take is known exactly on the virtual clock; else it is inferred from tokens and GPU activity.
-6. unknown, with what is missing.
+9. unknown, with what is missing.
 """
 
 from __future__ import annotations
@@ -17,8 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-import pandas as pd
+from spoc_lib.sweep.evidence import Limits, context, gather, nvlink
 
 #: KV usage from which the pool counts as full: the scheduler keeps a request waiting when it lacks a single
 #: block.
@@ -30,75 +34,61 @@ COLLAPSE_FACTOR, COLLAPSE_LEAST = 2.0, 0.05
 QUEUE = 0.5
 #: Share of the step time that one kind of step must take to be what stops it.
 MAJORITY = 0.5
-#: GPUs less active than this while requests wait are not what stops it.
+#: GPUs whose SMs are less active than this are not what stops it.
 IDLE_GPU = 0.35
+#: Share of the time from which some kernel counts as always running, and of the SMs below which they are collectives.
+ALWAYS_BUSY, FEW_SMS = 0.8, 0.5
+#: Share of the mean TTFT, and of its limit, from which what passes before the scheduler is what stops it.
+BEFORE_SCHEDULER, BEFORE_LIMIT = 0.5, 0.25
+#: The token budget is what stops it where it is filled this often, and p95 ITL takes at most this share of its limit.
+BUDGET_FULL, ITL_ROOM = 0.8, 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """`resource`: prefill_compute | decode_bandwidth | kv_blocks | sequence_slots | host | client | unknown;
-    `evidence`: sentences with figures, the deciding one first; `figures`: the numbers in them."""
+    """`resource`: prefill_compute | decode_bandwidth | kv_blocks | sequence_slots | token_budget | interconnect |
+    throttled_gpu | host | client | unknown; `evidence`: sentences with figures, the deciding one first; `figures`: the
+    numbers in them."""
 
     resource: str
     evidence: list[str]
     figures: dict[str, float | None] = field(default_factory=dict)
 
 
-def step_figures(steps: pd.DataFrame | None, window: tuple[float, float], budget: int | None) -> dict[str, float]:
-    """From the engine's own steps in the window (columns time_s: end or start, duration_s, and `Batch`'s
-    fields): share of the time the engine is busy, share of the busy time in steps that carry prompt chunks,
-    mean tokens a step, share of prompt-carrying steps whose token budget is full."""
-    if steps is None or not len(steps):
-        return {}
-    inside = steps[(steps["time_s"] >= window[0]) & (steps["time_s"] < window[1])]
-    busy = float(inside["duration_s"].sum())
-    if not busy:
-        return {"engine_busy_ratio": 0.0}
-    mixed = inside["prefill_tokens"].to_numpy() > 0
-    duration = inside["duration_s"].to_numpy(float)
-    figures = {
-        "engine_busy_ratio": min(busy / (window[1] - window[0]), 1.0),
-        "prefill_step_time_ratio": float(duration[mixed].sum() / busy),
-        "tokens_per_step": float(inside["tokens"].mean()),
-        "decodes_per_step": float(np.average(inside["decodes"], weights=duration)),
-    }
-    if mixed.any():
-        figures["prefill_step_mean_s"] = float(duration[mixed].mean())
-        if budget:
-            figures["budget_full_ratio"] = float((inside["tokens"].to_numpy()[mixed] >= 0.98 * budget).mean())
-    if (~mixed).any():
-        figures["decode_step_mean_s"] = float(duration[~mixed].mean())
-    return figures
-
-
-def saturation(summary: Mapping, row: Mapping, *, max_num_seqs: int | None, max_num_batched_tokens: int | None,
-               step_figures: Mapping[str, float] | None = None, binding: Mapping | None = None,
-               within: Mapping | None = None) -> Saturation:
+def saturation(summary: Mapping, row: Mapping, limits: Limits, *, step_figures: Mapping[str, float] | None = None,
+               binding: Mapping | None = None, within: Mapping | None = None,
+               stragglers: Mapping | None = None) -> Saturation:
     """What is used up in a rung at or just beyond the limit.
 
-    summary: `telemetry.timeline.window_summary` of its window; row: its RUNGS row; max_num_seqs and
-    max_num_batched_tokens: the server's flags (None where unknown); steps: the virtual clock's steps;
-    binding: SLO_VERDICTS row (metric, limit_s) of the SLO that binds; within: RUNGS row of the last rung within the
-    SLA.
+    summary: `telemetry.timeline.window_summary` of its window; row: its RUNGS row; step_figures: of the virtual
+    clock's steps; binding: SLO_VERDICTS row (metric, limit_s) of the SLO that binds; within: RUNGS row of the last rung
+    within the SLA; stragglers: the window's `StragglerReport` as a dictionary.
     """
-    figures = {key: summary.get(key) for key in (
-        "kv_usage_ratio", "kv_usage_ratio_max", "running", "running_max", "waiting", "preemptions", "sm_active_ratio",
-        "dram_active_ratio", "tensor_active_ratio", "iteration_tokens_mean")}
-    figures |= step_figures or {}
-    figures["prefill_token_ratio"] = _prefill_share(summary, row)
+    figures = gather(summary, row, limits, step_figures or {}, within)
     queue = (figures["waiting"] or 0.0) >= QUEUE
-    figures["cached_ratio"], figures["cached_within_ratio"] = _cached(row), _cached(within)
-    decided = (_client(row) or _kv_blocks(figures, queue) or _cache_collapse(figures, row, within)
-               or _slots(figures, queue, max_num_seqs) or _host(figures, queue) or _gpu(figures, binding))
+    late = queue or row.get("verdict") == "missed"
+    decided = (_client(row) or _throttled(stragglers, row) or _kv_blocks(figures, queue)
+               or _cache_collapse(figures, row, within) or _slots(figures, queue, limits.max_num_seqs)
+               or _interconnect(figures, late, limits.link_bytes_per_s) or _host(figures, late)
+               or _frontend(figures, binding) or _token_budget(figures, row, queue, binding, limits)
+               or _gpu(figures, binding))
     resource, reason = decided or ("unknown", "the metrics that would tell were not recorded: "
                                    + (", ".join(summary.get("missing", [])) or "none point to a resource"))
-    return Saturation(resource, [reason, *_context(figures, summary, max_num_seqs, max_num_batched_tokens)], figures)
+    return Saturation(resource, [reason, *context(figures, summary, row, limits, stragglers)], figures)
 
 
 def _client(row: Mapping) -> tuple[str, str] | None:
     if row.get("client_limited"):
         return "client", "the load generator could not keep up: the server was not at its limit"
     return None
+
+
+def _throttled(stragglers: Mapping | None, row: Mapping) -> tuple[str, str] | None:
+    half_s = (row["window_end_s"] - row["window_start_s"]) / 2
+    long = [one for one in (stragglers or {}).get("stragglers", []) if one["end_s"] - one["start_s"] >= half_s]
+    if not long:
+        return None
+    return "throttled_gpu", "one GPU holds its peers back: " + long[0]["sentence"].rstrip(".")
 
 
 def _kv_blocks(figures: Mapping, queue: bool) -> tuple[str, str] | None:
@@ -111,11 +101,6 @@ def _kv_blocks(figures: Mapping, queue: bool) -> tuple[str, str] | None:
                          f"requests wait and {preempted:.0f} were preempted")
 
 
-def _cached(row: Mapping | None) -> float | None:
-    value = None if row is None else row.get("cached_ratio")
-    return None if value is None or pd.isna(value) else float(value)
-
-
 def collapsed(before: float, now: float) -> bool:
     """Whether a hit rate fell from `before` to `now` in a way that multiplies the work."""
     return before - now >= COLLAPSE_LEAST and (1 - now) >= COLLAPSE_FACTOR * (1 - before)
@@ -123,7 +108,7 @@ def collapsed(before: float, now: float) -> bool:
 
 def _cache_collapse(figures: Mapping, row: Mapping, within: Mapping | None) -> tuple[str, str] | None:
     now, before = figures["cached_ratio"], figures["cached_within_ratio"]
-    if now is None or before is None or not collapsed(before, now):
+    if within is None or now is None or before is None or not collapsed(before, now):
         return None
     return "kv_blocks", (f"the prefix cache collapses: {before:.0%} of the prompt tokens come from it at "
                          f"{within['users']} users, {now:.0%} at {row['users']}; the KV pool no longer holds what the "
@@ -138,12 +123,47 @@ def _slots(figures: Mapping, queue: bool, max_num_seqs: int | None) -> tuple[str
                               f"{figures['waiting']:.1f} wait")
 
 
-def _host(figures: Mapping, queue: bool) -> tuple[str, str] | None:
-    active = figures["sm_active_ratio"]
-    if active is None or not queue or active >= IDLE_GPU or figures.get("engine_busy_ratio", 0) > 0.9:
+def _interconnect(figures: Mapping, late: bool, link_bytes_per_s: float | None) -> tuple[str, str] | None:
+    busy, active = figures["gpu_busy_ratio"], figures["sm_active_ratio"]
+    if not late or busy is None or active is None or busy < ALWAYS_BUSY or active >= FEW_SMS * busy:
         return None
-    return "host", (f"{figures['waiting']:.1f} requests wait although the GPUs' SMs are active only {active:.0%} of "
-                    f"the time: what schedules them is slower than they are")
+    sent = figures["nvlink_tx_bytes_per_s"]
+    if not sent:
+        return None
+    return "interconnect", (f"some kernel runs {busy:.0%} of the time, on {active:.0%} of the SMs: the GPUs wait for "
+                            f"one another in collectives; {nvlink(sent, link_bytes_per_s)}")
+
+
+def _host(figures: Mapping, late: bool) -> tuple[str, str] | None:
+    active = figures["sm_active_ratio"]
+    if active is None or not late or active >= IDLE_GPU:
+        return None
+    return "host", (f"the GPUs' SMs are active only {active:.0%} of the time while {figures['waiting'] or 0:.1f} "
+                    f"requests wait and {figures['running'] or 0:.1f} run: what schedules them is slower than they are")
+
+
+def _frontend(figures: Mapping, binding: Mapping | None) -> tuple[str, str] | None:
+    before, mean = figures["before_scheduler_s"], figures["server_ttft_mean_s"]
+    if before is None or not binding or binding["metric"] != "ttft":
+        return None
+    if before < BEFORE_SCHEDULER * mean or before < BEFORE_LIMIT * binding["limit_s"]:
+        return None
+    return "host", (f"of a mean TTFT of {mean:.2f} s, {before:.2f} s pass before the scheduler sees the request (HTTP, "
+                    f"tokenizer, queues between processes), {figures['server_prefill_mean_s']:.2f} s in prefill")
+
+
+def _token_budget(figures: Mapping, row: Mapping, queue: bool, binding: Mapping | None,
+                  limits: Limits) -> tuple[str, str] | None:
+    full, itl_s = figures["budget_full_ratio"], row.get("itl_p95_s")
+    if not queue or full is None or full < BUDGET_FULL or not binding or not binding["metric"].startswith("ttft"):
+        return None
+    if limits.itl_limit_s is not None and (itl_s is None or not itl_s <= ITL_ROOM * limits.itl_limit_s):
+        return None
+    return "token_budget", (f"{full:.0%} of the steps that carry prompt chunks are filled to max_num_batched_tokens = "
+                            f"{limits.max_num_batched_tokens} while {figures['waiting']:.1f} requests wait; p95 ITL is "
+                            f"{1e3 * (itl_s or 0):.0f} ms" + (f" of {1e3 * limits.itl_limit_s:.0f} ms allowed"
+                                                              if limits.itl_limit_s else "")
+                            + ": a larger budget would compute more tokens a step")
 
 
 def _gpu(figures: Mapping, binding: Mapping | None) -> tuple[str, str] | None:
@@ -184,38 +204,3 @@ def _by_steps(figures: Mapping, metric: str | None, limit_s: float | None) -> tu
     return "decode_bandwidth", (f"{1 - share:.0%} of the step time goes to pure decode steps, "
                                 f"{figures.get('decodes_per_step', 0):.0f} sequences at a time, the engine is busy "
                                 f"{busy:.0%}")
-
-
-def _prefill_share(summary: Mapping, row: Mapping) -> float | None:
-    """Share of the computed tokens (prompts without cache hits, plus outputs) that belong to prompts."""
-    prompts, outputs = summary.get("prompt_tokens"), summary.get("generation_tokens")
-    if prompts is None or not outputs:
-        return None
-    computed = prompts * (1 - (row.get("cached_ratio") or 0.0))
-    return computed / (computed + outputs)
-
-
-def _context(figures: Mapping, summary: Mapping, max_num_seqs: int | None, budget: int | None) -> list[str]:
-    """The figures around the verdict, one sentence each, only those that are known."""
-    said = []
-    if figures["waiting"] is not None:
-        reasons = ", ".join(f"{why} {mean:.1f}" for why, mean in summary.get("waiting_by_reason", {}).items() if mean)
-        said.append(f"{figures['waiting']:.1f} requests wait on average" + (f" ({reasons})" if reasons else "")
-                    + f", {figures['running']:.1f} run" + (f" of {max_num_seqs} slots" if max_num_seqs else ""))
-    if figures["kv_usage_ratio"] is not None:
-        said.append(f"KV blocks {figures['kv_usage_ratio']:.0%} in use on average, {figures['kv_usage_ratio_max']:.0%} "
-                    f"at the peak, {figures['preemptions'] or 0:.0f} preemptions")
-    full = figures.get("budget_full_ratio")
-    if full is not None:
-        said.append(f"the token budget of {budget} is filled in {full:.0%} of the steps that carry prompt chunks; such "
-                    f"a step takes {1e3 * figures['prefill_step_mean_s']:.0f} ms"
-                    + (f", a pure decode step {1e3 * figures['decode_step_mean_s']:.1f} ms"
-                       if "decode_step_mean_s" in figures else ""))
-    elif figures["iteration_tokens_mean"] is not None and budget:
-        said.append(f"a step computes {figures['iteration_tokens_mean']:.0f} tokens on average of a budget of {budget}")
-    active = [f"{name} {figures[key]:.0%}" for name, key in (
-        ("SMs", "sm_active_ratio"), ("DRAM", "dram_active_ratio"), ("tensor pipes", "tensor_active_ratio"))
-        if figures[key] is not None]
-    if active:
-        said.append("active: " + ", ".join(active))
-    return said

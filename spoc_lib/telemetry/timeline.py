@@ -15,6 +15,7 @@ GAUGES = {
     "running": ("vllm:num_requests_running", "sum"),
     "waiting": ("vllm:num_requests_waiting", "sum"),
     "sm_active_ratio": ("DCGM_FI_PROF_SM_ACTIVE", "mean"),
+    "gpu_busy_ratio": ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "mean"),
     "dram_active_ratio": ("DCGM_FI_PROF_DRAM_ACTIVE", "mean"),
     "tensor_active_ratio": ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "mean"),
     "sm_clock_mhz": ("DCGM_FI_DEV_SM_CLOCK", "mean"),

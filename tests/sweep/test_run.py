@@ -17,6 +17,7 @@ from spoc_lib.core.tables import read_table
 from spoc_lib.sweep import drivers, run_sweep
 from spoc_lib.sweep.capacity import read_capacity
 from spoc_lib.sweep.compare import compare_folders
+from spoc_lib.sweep.updown import up_and_down
 from spoc_lib.workload import build_script
 
 SLOS = [Slo(metric="ttft", percentile=95, limit_s=2.0), Slo(metric="itl", percentile=95, limit_s=0.04)]
@@ -57,12 +58,16 @@ def test_the_answer_has_every_key_of_the_design(swept):
     assert low <= answer["max_users"] and (high is None or answer["max_users"] <= high)
     assert {"persona", "metric", "percentile", "limit_s", "value_s"} <= set(answer["binding"])
     assert answer["saturated"]["resource"] in ("prefill_compute", "decode_bandwidth", "kv_blocks", "sequence_slots",
-                                               "host", "client", "unknown")
+                                               "token_budget", "interconnect", "throttled_gpu", "host", "client",
+                                               "unknown")
     assert answer["saturated"]["evidence"] and len(answer["rungs"]) == len(result.rungs) <= 6
     assert answer["verdict"] == "resolved" or answer["next"]
     assert "at most 6 rungs" in said[0]
     assert [lesson["name"] for lesson in answer["lessons"]] == [
-        "utilisation is not the SLA", "memory is not always the bottleneck", "chunked prefill is the trade-off"]
+        "utilisation is not the SLA", "memory is not always the bottleneck", "chunked prefill is the trade-off",
+        "overload leaves no trace"]
+    assert {"before", "after", "moved", "users", "top_users", "slo"} <= set(result.up_down.columns)
+    assert any("ysteresis, 50 s after an overload of" in text for text in result.findings())
     assert result.findings()[0].startswith("sim-2xh200 holds")
 
 
@@ -96,17 +101,24 @@ def test_a_sweep_that_was_cut_off_pays_for_no_rung_twice(swept, tmp_path, monkey
             raise KeyboardInterrupt
         return real(engine, script, users, timing, seed)
 
-    resumed = False
+    def stairs(*given, **named):
+        climbs.append(1)
+        return up_and_down(*given, **named)
+
+    resumed, climbs = False, []
     monkeypatch.setattr("spoc_lib.sweep.run.virtual_rung", counted)
+    monkeypatch.setattr("spoc_lib.sweep.twinchecks.up_and_down", stairs)
     with pytest.raises(KeyboardInterrupt):
         run_sweep(cluster(), profile(), {}, tmp_path, factory, confirm_http=False)
     first, resumed = list(played), True
     again = run_sweep(cluster(), profile(), {}, tmp_path, factory, confirm_http=False)
     assert first[:2] == again.rungs["users"].tolist()[:2] and len(first) == 3
-    assert len(played) - 3 == len(result.rungs) - 2 + 3  # the rest of the ladder and the three what-ifs
+    assert len(played) - 3 == len(result.rungs) - 2  # the rest of the ladder
     assert again.rungs["users"].tolist() == result.rungs["users"].tolist()
     assert again.capacity["max_users"] == result.capacity["max_users"]  # same script, same twin: same answer
     before = len(played)
+    run_sweep(cluster(), profile(), {}, tmp_path, factory, confirm_http=False)
+    assert len(played) == before and len(climbs) == 1
     changed = run_sweep(cluster(), profile(), {"max_num_seqs": 64}, tmp_path, factory, confirm_http=False)
     assert len(played) > before and changed.capacity["flags"] == {"max_num_seqs": 64}
 
