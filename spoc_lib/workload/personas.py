@@ -11,7 +11,8 @@ from spoc_lib.config import Cluster
 from spoc_lib.core import yamlfile
 from spoc_lib.workload.fitting.persona import describe
 from spoc_lib.workload.model.persona import Persona, PersonaSet
-from spoc_lib.workload.traces.importers import ImportResult, import_path
+from spoc_lib.workload.traces.importers import import_path
+from spoc_lib.workload.traces.result import ImportResult
 
 __all__ = ["Persona", "PersonaSet", "RecordedSet", "load_personas", "with_persona_slos"]
 

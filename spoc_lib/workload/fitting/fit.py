@@ -23,7 +23,7 @@ from spoc_lib.workload.build import build_script
 from spoc_lib.workload.fitting.persona import CHECKED, QUANTITIES, geometry_of, measured_quantities, persona_of, tally
 from spoc_lib.workload.fitting.shapes import WINDOWS, families, grouped
 from spoc_lib.workload.model.persona import PersonaSet
-from spoc_lib.workload.traces.importers import ImportResult
+from spoc_lib.workload.traces.result import ImportResult
 
 TOLERANCE = 0.05
 

@@ -14,7 +14,7 @@ from spoc_lib.workload.fitting.growth import OPENING_TURNS, growth_of, tuned
 from spoc_lib.workload.fitting.shapes import quantiles, survived
 from spoc_lib.workload.model.plan import MIN_APPEND_TOKENS
 from spoc_lib.workload.template import MESSAGE_TOKENS
-from spoc_lib.workload.traces.importers import ImportResult
+from spoc_lib.workload.traces.result import ImportResult
 from spoc_lib.workload.traces.sessions import Session
 
 #: Percentages at which a fit is checked.

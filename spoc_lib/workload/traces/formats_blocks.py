@@ -8,22 +8,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from spoc_lib.workload.traces.sessions import Owner, PrefixIndex, Reject, Request, Session, shared_blocks
+from spoc_lib.workload.traces.sessions import (
+    MOST_S,
+    MOST_TOKENS,
+    Owner,
+    PrefixIndex,
+    Reject,
+    Request,
+    Session,
+    shared_blocks,
+)
 
 KV_CACHE_TESTER = "kv-cache-tester"
 MOONCAKE = "mooncake"
+#: (record, reason) of what is left out.
+Skipped = tuple[str, str]
+#: Times may count from 1970; later than the year 5000 none does.
+_LAST_S = 1e11
 #: Tokens a hash in Mooncake's traces.
 MOONCAKE_BLOCK_TOKENS = 512
 #: Columns that make a table one of kv-cache-tester's requests.
 TABLE_COLUMNS = frozenset({"cid", "k", "inp", "out", "lcp"})
 
 
-def number(record: dict, field: str, *, least: float = 0, whole: bool = False, default: Any = ...) -> Any:
-    """A number of a record; Reject names the field when it is absent, not a number, or below `least`."""
+def number(record: dict[str, Any], field: str, *, least: float = 0, most: float = MOST_S, default: Any = ...) -> Any:
+    """A number of a record as a float; Reject names the field when it is absent, not a number, or out of bounds."""
     value = record.get(field)
     if value is None:
         if default is not ...:
@@ -33,31 +48,46 @@ def number(record: dict, field: str, *, least: float = 0, whole: bool = False, d
         raise Reject(f"'{field}' is not a number: {value!r:.40}")
     if value < least:
         raise Reject(f"'{field}' is {value:g}, below {least:g}: a negative time or length cannot be played")
-    if whole and value != int(value):
+    if value > most:
+        raise Reject(f"'{field}' is {value:g}, beyond {most:g}: no such recording can be played")
+    return float(value)
+
+
+def tokens(record: dict[str, Any], field: str, *, least: int = 0, default: Any = ...) -> Any:
+    """A whole number of tokens of a record, else as `number`."""
+    value = number(record, field, least=least, most=MOST_TOKENS, default=default)
+    if value is None or value is default:
+        return value
+    if value != int(value):
         raise Reject(f"'{field}' is not a whole number: {value!r:.40}")
-    return int(value) if whole else float(value)
+    return int(value)
 
 
 def is_kv_cache_tester(record: Any) -> bool:
+    """Whether a record looks like a kv-cache-tester session."""
     return isinstance(record, dict) and isinstance(record.get("requests"), list) and (
         "block_size" in record or "hash_id_scope" in record or "tool_tokens" in record)
 
 
 def is_mooncake(record: Any) -> bool:
+    """Whether a record looks like a line of a Mooncake trace."""
     return isinstance(record, dict) and "input_length" in record and "output_length" in record
 
 
-def kv_cache_tester(record: dict, name: str, first: int, global_index: PrefixIndex) -> tuple[list[Session], list]:
+def kv_cache_tester(record: dict[str, Any], name: str, first: int, global_index: PrefixIndex,
+                    ) -> tuple[list[Session], list[Skipped]]:
     """A session and its sub-agents' sessions, with the records left out as (record, reason).
 
     `first`: position that the first session gets in the import; `global_index`: blocks of traces whose hashes mean the
     same in all files (`hash_id_scope: global`).
     """
-    block = number(record, "block_size", least=1, whole=True)
+    block = tokens(record, "block_size", least=1)
     index = global_index if record.get("hash_id_scope") == "global" else PrefixIndex()
-    root = tuple(number(record, field, whole=True, default=0) for field in ("tool_tokens", "system_tokens"))
+    root = tuple(tokens(record, field, default=0) for field in ("tool_tokens", "system_tokens"))
     name = str(record.get("id") or name)
-    sessions, skipped, nested = [], [], []
+    sessions: list[Session] = []
+    skipped: list[Skipped] = []
+    nested: list[dict[str, Any]] = []
     main = _kv_requests(record["requests"], name, first, block, index, skipped, nested)
     if main:
         sessions.append(Session(name, KV_CACHE_TESTER, tuple(main), root))
@@ -72,10 +102,10 @@ def kv_cache_tester(record: dict, name: str, first: int, global_index: PrefixInd
     return sessions, skipped
 
 
-def _kv_requests(records: list, name: str, at: int, block: int, index: PrefixIndex, skipped: list, nested: list,
-                 ) -> list[Request]:
+def _kv_requests(records: list[Any], name: str, at: int, block: int, index: PrefixIndex, skipped: list[Skipped],
+                 nested: list[dict[str, Any]]) -> list[Request]:
     requests: list[Request] = []
-    before: tuple[list[int], float, float] | None = None
+    before: tuple[list[int], float, float | None] | None = None
     for k, record in enumerate(records):
         if isinstance(record, dict) and isinstance(record.get("requests"), list):
             nested.append(record)
@@ -84,32 +114,44 @@ def _kv_requests(records: list, name: str, at: int, block: int, index: PrefixInd
             if not isinstance(record, dict):
                 raise Reject("it is not an object")
             ids = _block_ids(record)
-            prompt = number(record, "in", least=1, whole=True)
-            time_s = number(record, "t")
+            prompt = tokens(record, "in", least=1)
+            output = max(1, tokens(record, "out", default=1))
+            time_s = number(record, "t", most=_LAST_S)
             service = number(record, "api_time", default=None)
             gap = number(record, "think_time", default=None)
+            if before is not None:
+                _in_order(time_s, before[1])
         except Reject as reason:
             skipped.append((f"{name} request {k}", str(reason)))
             continue
         if gap is None and before is not None and before[2] is not None:
             gap = max(0.0, time_s - before[1] - before[2])
         own = 0 if before is None else shared_blocks(before[0], ids)
+        owner: Owner | None
         if before is not None and own >= len(before[0]) - 1:  # only appends, but for the last, partial block
             kept, owner = own, (at, len(requests) - 1)
         else:
             kept, owner = index.longest(ids)
             own = max(own, kept) if owner and owner[0] == at else own
         requests.append(Request(
-            prompt, max(1, number(record, "out", whole=True, default=1)), min(kept * block, prompt),
-            owner if kept else None, None if before is None else min(own * block, prompt), gap,
-            _is_human(record.get("input_types")), time_s, service,
+            prompt, output, min(kept * block, prompt), owner if kept else None,
+            None if before is None else min(own * block, prompt), gap, _is_human(record.get("input_types")), time_s,
+            service,
         ))
         index.add(ids, (at, len(requests) - 1), own)
         before = (ids, time_s, service)
     return requests
 
 
-def _block_ids(record: dict) -> list[int]:
+def _in_order(time_s: float, before_s: float) -> None:
+    if time_s < before_s:
+        raise Reject(f"'t' is {time_s:g}, before the {before_s:g} of the request ahead of it: put them in the order of "
+                     "their times")
+    if time_s - before_s > MOST_S:
+        raise Reject(f"'t' is {time_s:g}, more than {MOST_S:g} s after the request ahead of it")
+
+
+def _block_ids(record: dict[str, Any]) -> list[int]:
     ids = record.get("hash_ids")
     if not isinstance(ids, list) or not ids:
         raise Reject("'hash_ids' is missing or empty")
@@ -122,89 +164,121 @@ def _is_human(types: Any) -> bool:
     return not (isinstance(types, list) and any("tool_result" in str(kind) for kind in types))
 
 
-def table(frame: pd.DataFrame, first: int) -> tuple[list[Session], list]:
+def table(frame: pd.DataFrame, first: int) -> tuple[list[Session], list[Skipped]]:
     """Sessions from kv-cache-tester's table of requests: one row a request, with the length of the common prefix.
 
     Columns: cid, k, inp, out, lcp, and where present agent, depth, t, api, think, itypes, nblk. Blocks have 64 tokens.
     """
     block = 64
-    agents = frame["agent"].fillna("main") if "agent" in frame else pd.Series("main", index=frame.index)
+    frame = frame.assign(cid=_names(frame["cid"]), agent=_names(frame["agent"]) if "agent" in frame else None)
+    skipped: list[Skipped] = [(f"row {at}", "'cid' is missing") for at in frame.index[frame["cid"].isna()]]
     sessions: list[Session] = []
-    skipped = [(f"row {at}", "'cid' is missing") for at in frame.index[frame["cid"].isna()]]
-    for (cid, agent), rows in frame.groupby([frame["cid"], agents], sort=False):
-        rows = rows.sort_values("k", key=lambda k: pd.to_numeric(k, errors="coerce"))
-        name = str(cid) if agent == "main" else f"{cid}/{str(agent).removeprefix('main/')}"
-        requests = []
+    for (cid, agent), rows in frame.groupby(["cid", frame["agent"].fillna("main")], sort=False):
+        rows = rows.sort_values("k", key=lambda k: pd.to_numeric(k, errors="coerce"), kind="stable")
+        name = cid if agent == "main" else f"{cid}/{agent.removeprefix('main/')}"
+        requests: list[Request] = []
         for row in rows.to_dict("records"):
-            record = {key: None if isinstance(value, float) and math.isnan(value) else value
-                      for key, value in row.items()}
             try:
-                requests.append(_table_request(record, first + len(sessions), len(requests), block))
+                record = {key: _plain(value) for key, value in row.items()}
+                requests.append(_table_request(record, first + len(sessions), requests, block))
             except Reject as reason:
-                skipped.append((f"{name} request {row.get('k')}", str(reason)))
+                skipped.append((f"{name} request {row.get('k')}"[:100], str(reason)))
         if requests:
-            sessions.append(Session(name, KV_CACHE_TESTER, tuple(requests),
-                                    parent=None if agent == "main" else str(cid)))
+            sessions.append(Session(name, KV_CACHE_TESTER, tuple(requests), parent=None if agent == "main" else cid))
     return sessions, skipped
 
 
-def _table_request(record: dict, at: int, k: int, block: int) -> Request:
-    prompt = number(record, "inp", least=1, whole=True)
-    kept = min(number(record, "lcp", whole=True) * block, prompt)
+def _names(column: pd.Series) -> pd.Series:
+    """Names as text, whatever stands in the column; None where there is none."""
+    return pd.Series([None if absent else str(value) for value, absent in zip(column, column.isna(), strict=True)],
+                     index=column.index, dtype=object)
+
+
+def _plain(value: Any) -> Any:
+    """A cell as JSON would hold it: numpy's numbers as Python's, absent ones as None."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def _table_request(record: dict[str, Any], at: int, before: list[Request], block: int) -> Request:
+    prompt = tokens(record, "inp", least=1)
+    kept = min(tokens(record, "lcp") * block, prompt)
+    time_s, k = number(record, "t", most=_LAST_S, default=None), len(before)
+    if k and time_s is not None and before[-1].time_s is not None:
+        _in_order(time_s, before[-1].time_s)
     return Request(
-        prompt, max(1, number(record, "out", whole=True)), kept if k else 0, (at, k - 1) if k and kept else None,
-        kept if k else None, number(record, "think", default=None),
-        "tool_result" not in str(record.get("itypes", "")), number(record, "t", default=None),
-        number(record, "api", default=None),
+        prompt, max(1, tokens(record, "out")), kept if k else 0, (at, k - 1) if k and kept else None,
+        kept if k else None, number(record, "think", default=None), "tool_result" not in str(record.get("itypes", "")),
+        time_s, number(record, "api", default=None),
     )
 
 
-def mooncake(records: Iterable[tuple[str, Any]], first: int) -> tuple[list[Session], list]:
-    """Sessions from Mooncake's requests, which name no session (where there is a `session_id`, it decides).
+@dataclass(frozen=True, slots=True)
+class _MooncakeRequest:
+    """One line of a Mooncake trace. `delay_s`: pause since its session's previous reply, where stated."""
+
+    name: str
+    ids: list[int]
+    prompt_tokens: int
+    output_tokens: int
+    time_s: float
+    session: str | None
+    delay_s: float | None
+
+    @classmethod
+    def of(cls, name: str, record: dict[str, Any]) -> _MooncakeRequest:
+        delay_ms = number(record, "delay", most=MOST_S * 1000, default=None)
+        named = record.get("session_id")
+        return cls(name, _block_ids(record), tokens(record, "input_length", least=1),
+                   max(1, tokens(record, "output_length")),
+                   number(record, "timestamp", most=_LAST_S * 1000, default=0.0) / 1000,
+                   None if named is None else str(named), None if delay_ms is None else delay_ms / 1000)
+
+
+def mooncake(records: Iterable[tuple[str, Any]], first: int) -> tuple[list[Session], list[Skipped]]:
+    """Sessions from Mooncake's requests in the order of their times; they name no session (where there is a
+    `session_id`, it decides).
 
     A request continues the session whose last prompt it repeats whole (but for its last, partial block); a prefix of a
     single block is common ground, not a session. Gaps include the unknown service time.
     """
-    index = PrefixIndex()
-    sessions: list[list[Request]] = []
-    last_ids: list[list[int]] = []
-    last_time: list[float] = []
-    names: list[str] = []
-    by_name: dict[str, int] = {}
-    skipped = []
+    lines: list[_MooncakeRequest] = []
+    skipped: list[Skipped] = []
     for name, record in records:
         try:
-            ids = _block_ids(record)
-            prompt = number(record, "input_length", least=1, whole=True)
-            output = max(1, number(record, "output_length", whole=True))
-            time_s = number(record, "timestamp", default=0.0) / 1000
+            lines.append(_MooncakeRequest.of(name, record))
         except Reject as reason:
             skipped.append((name, str(reason)))
-            continue
-        kept, owner = index.longest(ids)
-        session = owner[0] - first if owner else -1
-        named = record.get("session_id")
-        if named is not None:
-            session = by_name.setdefault(str(named), len(sessions))
+    index = PrefixIndex()
+    sessions: list[list[Request]] = []
+    last: list[_MooncakeRequest] = []
+    names: list[str] = []
+    by_name: dict[str, int] = {}
+    for line in sorted(lines, key=lambda line: line.time_s):
+        kept, owner = index.longest(line.ids)
+        if line.session is not None:
+            session = by_name.setdefault(line.session, len(sessions))
             continues = session < len(sessions)
         else:
-            continues = session >= 0 and 1 < len(last_ids[session]) <= len(ids) and kept > 1 and (
-                kept >= len(last_ids[session]) - 1)
-        kept_tokens = min(kept * MOONCAKE_BLOCK_TOKENS, prompt)
-        if continues:
-            gap = number(record, "delay", default=None)
-            gap = time_s - last_time[session] if gap is None else gap / 1000
-        else:
+            session = owner[0] - first if owner else -1
+            continues = session >= 0 and 1 < len(last[session].ids) <= len(line.ids) and kept > 1 and (
+                kept >= len(last[session].ids) - 1)
+        if not continues:
             session = len(sessions)
             sessions.append([])
-            last_ids.append([])
-            last_time.append(0.0)
-            names.append(name if named is None else str(named))
-            gap = None
+            last.append(line)
+            names.append(line.name if line.session is None else line.session)
+        own, gap = None, None
+        if continues:
+            own = min(shared_blocks(last[session].ids, line.ids) * MOONCAKE_BLOCK_TOKENS, line.prompt_tokens)
+            gap = line.time_s - last[session].time_s if line.delay_s is None else line.delay_s
+            if gap > MOST_S:
+                skipped.append((line.name, f"'timestamp' is more than {MOST_S:g} s after its session's last request"))
+                continue
         at: Owner = (first + session, len(sessions[session]))
-        own = min(shared_blocks(last_ids[session], ids) * MOONCAKE_BLOCK_TOKENS, prompt) if continues else None
-        sessions[session].append(Request(prompt, output, kept_tokens, owner, own,
-                                         None if gap is None else max(0.0, gap), True, time_s))
-        last_ids[session], last_time[session] = ids, time_s
-        index.add(ids, at)
+        sessions[session].append(Request(
+            line.prompt_tokens, line.output_tokens, min(kept * MOONCAKE_BLOCK_TOKENS, line.prompt_tokens), owner, own,
+            gap, True, line.time_s))
+        last[session] = line
+        index.add(line.ids, at)
     return [Session(name, MOONCAKE, tuple(requests)) for name, requests in zip(names, sessions, strict=True)], skipped

@@ -6,7 +6,6 @@ turns, and the time a tool took where the source has it. A tool's result becomes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -19,14 +18,15 @@ from spoc_lib.workload.traces.sessions import Message, Reject, Request, Session
 SWE_AGENT = "swe-agent"
 MESSAGES = "messages"
 _BLOCK_TOKENS = 16
-_LISTS = ("messages", "conversations", "conversation", "history", "trajectory")
+#: Fields that hold a list of messages.
+LISTS = ("messages", "conversations", "conversation", "history", "trajectory")
 _SYSTEM = frozenset({"system", "developer"})
 _ASSISTANT = frozenset({"assistant", "gpt", "ai", "model", "bot"})
 _TOOL = frozenset({"tool", "function", "observation", "ipython"})
 _USER = frozenset({"user", "human"})
 
 
-def find_messages(record: Any) -> list | None:
+def find_messages(record: Any) -> list[Any] | None:
     """The list of messages in a record: the record itself, or one of its usual fields (JSON text is unpacked)."""
     if isinstance(record, (str, bytes)):
         try:
@@ -36,7 +36,7 @@ def find_messages(record: Any) -> list | None:
     if isinstance(record, list):
         return record if record and all(isinstance(m, dict) and ("role" in m or "from" in m) for m in record) else None
     if isinstance(record, dict):
-        for field in _LISTS:
+        for field in LISTS:
             found = find_messages(record[field]) if field in record and not isinstance(record[field], dict) else None
             if found is not None:
                 return found
@@ -122,8 +122,9 @@ def _text(message: dict) -> str:
         parts: list[str] = []
     elif isinstance(content, str):
         parts = [content]
-    elif isinstance(content, Iterable):
-        parts = [str(part.get("text") or "") for part in content if isinstance(part, dict)]
+    elif isinstance(content, list):
+        parts = [part if isinstance(part, str) else str(part.get("text") or "") for part in content
+                 if isinstance(part, (str, dict))]
     else:
         raise Reject("a message's content is neither text nor a list of parts")
     calls = message.get("tool_calls")

@@ -67,7 +67,7 @@ class ImportedUser:
         append, output = self._begin(k)
         prompt = sum(segment.tokens for segment in append) + overhead_tokens(self._messages)
         timed = script.timing == "timestamps" and k == 0
-        gap = script.sessions[self._session].requests[0].time_s if timed else script.gap_s(self._session, k)
+        gap = script.start_s(self._session) if timed else script.gap_s(self._session, k)
         return Turn(self.persona, self.user, self._conversation, k, kind, True, append, prompt, output, gap)
 
     def _begin(self, k: int) -> tuple[tuple[Segment, ...], int]:

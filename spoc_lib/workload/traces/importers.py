@@ -6,8 +6,9 @@ be used of, is the caller's mistake and ends with one sentence (InputError).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,75 +21,12 @@ from spoc_lib.workload.tokenizer import Tokenizer, offline_tokenizer
 from spoc_lib.workload.traces import formats_blocks as blocks
 from spoc_lib.workload.traces import formats_text as texts
 from spoc_lib.workload.traces import hub
-from spoc_lib.workload.traces.imported import ImportedScript
+from spoc_lib.workload.traces.result import ImportResult
 from spoc_lib.workload.traces.sessions import PrefixIndex, Reject, Session
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
 FORMATS = ("SWE-agent .traj, OpenAI-style or ShareGPT messages (json, jsonl, parquet), kv-cache-tester (json, "
            "parquet), Mooncake (jsonl), hub:OWNER/NAME[:SPLIT]")
-
-
-@dataclass(frozen=True)
-class ImportResult:
-    """What an import found.
-
-    sessions, skipped [(record, reason)], formats {name: sessions}; sub-agents' sessions are among `all_sessions` and
-    counted apart. own_history_reuse: of the prompt tokens of all requests but a session's first, the part that earlier
-    prompts of the same session held (with their replies, where the source has their text), in whole blocks.
-    """
-
-    all_sessions: tuple[Session, ...]
-    skipped: tuple[tuple[str, str], ...]
-    sources: tuple[str, ...] = field(default=())
-
-    @property
-    def sessions(self) -> int:
-        return len(self.main_sessions)
-
-    @property
-    def main_sessions(self) -> list[Session]:
-        return [session for session in self.all_sessions if session.parent is None]
-
-    @property
-    def turns(self) -> int:
-        """Requests of the sessions, sub-agents' not among them."""
-        return sum(len(session.requests) for session in self.main_sessions)
-
-    @property
-    def tokens(self) -> int:
-        """Prompt tokens of all these requests together."""
-        return sum(request.prompt_tokens for session in self.main_sessions for request in session.requests)
-
-    @property
-    def own_history_reuse(self) -> float:
-        later = [request for session in self.main_sessions for request in session.requests
-                 if request.own_tokens is not None]
-        prompt = sum(request.prompt_tokens for request in later)
-        return sum(request.own_tokens for request in later) / prompt if prompt else float("nan")
-
-    def script(self, seed: int = 0, *, salt: int = 0, gap_cap_s: float = 60.0, context_limit: int | None = None,
-               start: str = "cold", timing: str = "closed") -> ImportedScript:
-        """The sessions as a script that both drivers play (see `imported.ImportedScript`)."""
-        return ImportedScript(self.all_sessions, seed, salt, gap_cap_s, context_limit, start, timing)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Keys of `spoc workload import`."""
-        formats: dict[str, int] = {}
-        for session in self.main_sessions:
-            formats[session.format] = formats.get(session.format, 0) + 1
-        agents = [session for session in self.all_sessions if session.parent is not None]
-        requests = [request for session in self.main_sessions for request in session.requests]
-        everything = self.tokens
-        return {
-            "sessions": self.sessions, "turns": self.turns, "tokens": everything, "skipped":
-            [{"record": record, "reason": reason} for record, reason in self.skipped],
-            "own_history_reuse": self.own_history_reuse, "formats": formats,
-            "output_tokens": sum(request.output_tokens for request in requests),
-            "reuse_with_first_prompts": sum(r.own_tokens or 0 for r in requests) / everything if everything else None,
-            "known_gaps_ratio": _ratio(sum(r.gap_s is not None for r in requests), len(requests) - self.sessions),
-            "subagent_sessions": len(agents), "subagent_turns": sum(len(session.requests) for session in agents),
-            "sources": list(self.sources),
-        }
 
 
 def import_path(path: str | Path, *, tokenizer: Tokenizer | None = None, limit: int | None = None) -> ImportResult:
@@ -105,8 +43,9 @@ def import_paths(paths: list[str | Path], *, tokenizer: Tokenizer | None = None,
             reader.hub(str(path))
         else:
             reader.path(Path(path))
-    if not reader.sessions:
-        record, reason = reader.skipped[0] if reader.skipped else (str(paths[0]), "it is empty")
+    if all(session.parent is not None for session in reader.sessions):
+        record, reason = reader.skipped[0] if reader.skipped else (str(paths[0]), "only sub-agents' requests are in it"
+                                                                   if reader.sessions else "it is empty")
         raise InputError("nothing-imported", f"nothing in {', '.join(map(str, paths))} can be played: {record}: "
                          f"{reason}")
     return ImportResult(tuple(reader.sessions), tuple(reader.skipped), tuple(map(str, paths)))
@@ -162,7 +101,9 @@ class _Reader:
             else:
                 self._json(path)
         except OSError as error:
-            raise InputError("unreadable", f"cannot read the trace {path}: {error.strerror or error}") from error
+            if alone:
+                raise InputError("unreadable", f"cannot read the trace {path}: {error.strerror or error}") from error
+            self.skipped.append((path.name, f"it cannot be read: {error.strerror or error}"))
         except Reject as reason:
             if alone:
                 raise InputError("unknown-format", f"the trace {path} cannot be read: {reason}; known are {FORMATS}"
@@ -171,12 +112,12 @@ class _Reader:
 
     def _json(self, path: Path) -> None:
         try:
-            value = orjson.loads(path.read_bytes())
-        except orjson.JSONDecodeError as error:
+            value = parsed(path.read_bytes())
+        except Reject:
             if path.suffix.lower() == ".json" and _looks_like_lines(path):
                 self._lines(path)
                 return
-            raise Reject(f"it is not valid JSON ({error})") from error
+            raise
         if isinstance(value, list) and texts.find_messages(value) is None:
             if not any(self._known(record) for record in value):
                 raise Reject("its format is unknown")
@@ -192,9 +133,9 @@ class _Reader:
                 for k, line in enumerate(handle, 1):
                     if line.strip():
                         try:
-                            yield f"{path.name} line {k}", orjson.loads(line)
-                        except orjson.JSONDecodeError as error:
-                            self.skipped.append((f"{path.name} line {k}", f"it is not valid JSON ({error})"))
+                            yield f"{path.name} line {k}", parsed(line)
+                        except Reject as reason:
+                            self.skipped.append((f"{path.name} line {k}", str(reason)))
 
         before, failed = len(self.sessions), len(self.skipped)
         self._many(records())
@@ -204,26 +145,33 @@ class _Reader:
 
     def _parquet(self, path: Path) -> None:
         try:
-            handle = pq.ParquetFile(path)
-        except (pa.ArrowInvalid, pa.ArrowException) as error:
-            raise Reject(f"it is not a readable Parquet file ({error})") from error
+            self._table(pq.ParquetFile(path), path.name)
+        except (pa.ArrowException, OSError) as error:  # of a damaged page, too; a file that is absent was told before
+            raise Reject(f"it is not a readable Parquet file ({_first_line(error)})") from error
+
+    def _table(self, handle: pq.ParquetFile, name: str) -> None:
         columns = set(handle.schema_arrow.names)
         if columns >= blocks.TABLE_COLUMNS:
             frame = handle.read().to_pandas()
             known = frame["cid"].astype(str).isin(self._names)
-            for cid in frame.loc[known, "cid"].unique():
-                self.skipped.append((f"{path.name} {cid}", "the same session was read from its own file"))
+            for cid in frame.loc[known, "cid"].astype(str).unique():
+                self.skipped.append((f"{name} {cid}", "the same session was read from its own file"))
             self._add(*blocks.table(frame[~known], len(self.sessions)))
-        elif columns & set(texts._LISTS):
+        elif columns & set(texts.LISTS):
             count = 0
             for batch in handle.iter_batches(batch_size=64):
                 for record in batch.to_pylist():
-                    if self._limit is None or count < self._limit:
-                        self._record(record, f"{path.name} row {count}")
+                    if self._limit is not None and count >= self._limit:
+                        return
+                    self._record(record, f"{name} row {count}")
                     count += 1
-        elif {"cid", "tool", "system"} <= columns:
+        elif columns >= {"cid", "tool", "system"}:
             for row in handle.read(["cid", "tool", "system"]).to_pylist():
-                self._roots[str(row["cid"])] = (int(row["tool"] or 0), int(row["system"] or 0))
+                try:
+                    self._roots[str(row["cid"])] = (blocks.tokens(row, "tool", default=0),
+                                                    blocks.tokens(row, "system", default=0))
+                except Reject as reason:
+                    self.skipped.append((f"{name} {row['cid']}"[:100], str(reason)))
         else:
             raise Reject(f"its columns ({', '.join(sorted(columns))[:120]}) are those of no known format")
 
@@ -268,15 +216,28 @@ class _Reader:
         self.skipped += skipped
 
 
+def parsed(data: bytes) -> Any:
+    """A JSON value. NaN and Infinity, which Python writes but JSON lacks, are read: so their field can be named."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        try:
+            value = json.loads(data)
+            orjson.dumps(value)  # refuses what no text can hold, such as half a surrogate pair
+        except (ValueError, TypeError, RecursionError):
+            raise Reject(f"it is not valid JSON ({error})") from error
+        return value
+
+
 def _looks_like_lines(path: Path) -> bool:
     with open(path, "rb") as handle:
         first = handle.readline()
     try:
-        orjson.loads(first)
-    except orjson.JSONDecodeError:
+        parsed(first)
+    except Reject:
         return False
     return True
 
 
-def _ratio(part: int, whole: int) -> float | None:
-    return min(1.0, part / whole) if whole > 0 else None
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

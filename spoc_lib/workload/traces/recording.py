@@ -38,11 +38,17 @@ class Recording:
         self.gap_cap_s, self.context_limit, self.timing = gap_cap_s, context_limit, timing
         self.start, self.scale = ("cold" if timing == "timestamps" else start), 1.0
         self.main = [k for k, session in enumerate(sessions) if session.parent is None]
-        if timing == "timestamps" and any(sessions[k].requests[0].time_s is None for k in self.main):
+        starts = [sessions[k].requests[0].time_s for k in self.main]
+        if timing == "timestamps" and None in starts:
             raise InputError("no-timestamps", "timing 'timestamps' needs a trace with times: this one has none")
+        self._origin_s = min((time_s for time_s in starts if time_s is not None), default=0.0)
         self._openings: dict[tuple[Owner, int], tuple[Segment, ...]] = {}
         self._gaps = {human: [r.gap_s for k in self.main for r in sessions[k].requests
                               if r.gap_s is not None and r.human == human] for human in (True, False)}
+
+    def start_s(self, session: int) -> float:
+        """When a session's first request was sent, in seconds from the first of all."""
+        return (self.sessions[session].requests[0].time_s or 0.0) - self._origin_s
 
     def gap_s(self, session: int, k: int) -> float:
         """Think time before a request, capped; a first request waits as before a human turn."""

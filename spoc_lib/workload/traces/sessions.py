@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 Owner = tuple[int, int]
+#: More than any context holds, and longer than any recording lasts: beyond these a record is broken.
+MOST_TOKENS, MOST_S = 100_000_000, 1e8
 
 
 @dataclass(frozen=True, slots=True)
