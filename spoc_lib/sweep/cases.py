@@ -7,11 +7,13 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from spoc_lib.config import Cluster, Profile
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.sweep.drivers import Timing, virtual_rung
 from spoc_lib.sweep.quick import QuickCapacity, quick_capacity
 from spoc_lib.workload import build_script
 from spoc_lib.workload.personas import PersonaSet
@@ -72,26 +74,41 @@ class Case:
 
     def answer(self) -> QuickCapacity:
         """Its capacity; InputError as in `engine`."""
-        engine = self.engine()
-        return quick_capacity(engine, self.script(engine), self.cluster.slos, measured_s=self.measured_s,
-                              warmup_s=self.warmup_s, near=self.near, seed=self.seed)
+        return judged([self])[0]
+
+
+def judged(cases: Sequence[Case]) -> list[QuickCapacity]:
+    """The capacity of cases that differ only in their SLOs: each rung is played once and judged by all of them."""
+    case = cases[0]
+    engine = case.engine()
+    script = case.script(engine)
+    timing = Timing(case.measured_s + case.warmup_s, case.warmup_s)
+    play = cache(lambda users: virtual_rung(engine, script, users, timing, case.seed))
+    return [quick_capacity(engine, script, one.cluster.slos, near=one.near, play=play) for one in cases]
 
 
 def answers(cases: Sequence[Case], workers: int | None = None) -> list[QuickCapacity | str]:
     """The answer of each case in its place, or the sentence why there is none; several at a time."""
-    workers = min(workers or os.cpu_count() or 1, 4, len(cases))
+    alike: dict[str, list[int]] = {}
+    for number, case in enumerate(cases):
+        alike.setdefault(repr(case.changed(cluster=case.cluster.model_copy(update={"slos": []}))), []).append(number)
+    groups = [[cases[number] for number in numbers] for numbers in alike.values()]
+    workers = min(workers or os.cpu_count() or 1, 4, len(groups))
     if workers < 2:
-        return [_answer(case) for case in cases]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        return list(pool.map(_answer, cases))
+        found = [_judged(group) for group in groups]
+    else:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            found = list(pool.map(_judged, groups))
+    placed = {number: answer for numbers, group in zip(alike.values(), found, strict=True)
+              for number, answer in zip(numbers, group, strict=True)}
+    return [placed[number] for number in range(len(cases))]
 
 
-def _answer(case: Case) -> QuickCapacity | str:
+def _judged(cases: Sequence[Case]) -> list[QuickCapacity | str]:
     try:
-        return case.answer()
+        return list(judged(cases))
     except InputError as error:
-        return str(error)
+        return [str(error)] * len(cases)
 
 
 class Paced:
