@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +62,8 @@ def decompose(
     trace: Trace,
     window: Annotated[str | None, typer.Option("--window", help="START:END in seconds on the trace's clock")] = None,
     nvtx_range: Annotated[str | None, typer.Option("--range", help="cut to the NVTX ranges of this name")] = None,
-    expect_gpus: Annotated[int | None, typer.Option("--expect-gpus", help="TP x PP; another number of GPUs is refused")] = None,
+    expect_gpus: Annotated[int | None, typer.Option(
+        "--expect-gpus", help="TP x PP; another number of GPUs is refused")] = None,
     accept_graph_mode: Annotated[bool, typer.Option(
         "--accept-graph-mode", help="decompose a graph-mode capture of a program that launches no graphs")] = False,
     rules: Rules = None,
@@ -137,11 +139,26 @@ def _names(path: Path) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _tokens(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        first, second = (float(part) for part in text.split(":"))
+    except ValueError:
+        first = second = 0.0
+    if not (0 < first < math.inf and 0 < second < math.inf):
+        raise InputError("bad-tokens", f"--tokens {text!r}: give A:B, the tokens that each trace's window processed, "
+                         f"for example 12000:9000")
+    return first, second
+
+
 @app.command()
 def diff(
     a: Annotated[str, typer.Argument(help="the trace to compare with")],
     b: Annotated[str, typer.Argument(help="the trace that may be slower")],
     unit: Annotated[str | None, typer.Option("--unit", help="token, step or second; default: the finest told")] = None,
+    tokens: Annotated[str | None, typer.Option(
+        "--tokens", help="A:B, the tokens processed in each, where the traces do not tell")] = None,
     rules: Rules = None,
     json: JsonOption = None,
 ) -> None:
@@ -158,7 +175,7 @@ def diff(
     if unit is not None and unit not in UNITS:
         raise InputError("bad-unit", f"--unit {unit!r}: use one of {', '.join(UNITS)}")
     book = rule_book(rules)
-    result = compare(run(a, rules=book), run(b, rules=book), unit)
+    result = compare(run(a, rules=book), run(b, rules=book), unit, _tokens(tokens))
     emit(result.to_dict(), json, diff_text(result))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from spoc_lib.core.errors import InputError
 from spoc_lib.nsight.categories import CATEGORIES, TITLES
 from spoc_lib.nsight.decompose import Decomposition
 
@@ -42,12 +43,18 @@ class Diff:
                 "notes": self.notes}
 
 
-def diff(a: Decomposition, b: Decomposition, unit: str | None = None) -> Diff:
-    """Compare B with A. unit: token, step or second; default: the finest that both traces tell."""
-    told = [u for u in UNITS if _units(a, u) and _units(b, u)]
-    unit = unit if unit in told else told[0]
-    a_units, b_units = _units(a, unit), _units(b, unit)
-    categories = _by_category(a, b, unit)
+def diff(a: Decomposition, b: Decomposition, unit: str | None = None,
+         tokens: tuple[float, float] | None = None) -> Diff:
+    """Compare B with A. unit: token, step or second; default: the finest that both traces tell. tokens: those that A
+    and B processed in their windows, where the traces do not tell. InputError for a unit that they do not tell."""
+    told = ["token"] if tokens else [u for u in UNITS if _units(a, u) and _units(b, u)]
+    if unit is not None and unit not in told:
+        raise InputError("untold-unit", f"the two traces do not both tell {unit}s: compare by {' or '.join(told)}, or "
+                         f"say how many tokens each processed (--tokens A:B)")
+    unit = unit or told[0]
+    whole = unit == "second" or tokens is not None
+    a_units, b_units = tokens or (_units(a, unit), _units(b, unit))
+    categories = _by_category(a, b, unit, (a_units, b_units), whole)
     overall = categories[categories.phase == "all"]
     a_total, b_total = overall.a_s.sum(), overall.b_s.sum()
     ratio = float(b_total / a_total) if a_total else float("inf")
@@ -77,25 +84,25 @@ def _units(d: Decomposition, unit: str, phase: str | None = None) -> float:
     return float(tokens.sum()) / gpus if tokens.notna().all() else 0.0
 
 
-def _seconds(d: Decomposition, unit: str, phase: str | None) -> pd.Series:
+def _seconds(d: Decomposition, whole: bool, phase: str | None) -> pd.Series:
     """Seconds by category and idle on one GPU: of the steps, or of the whole window."""
     gpus = len(d.totals())
-    if unit == "second":
+    if whole:
         return d.table.groupby("category", observed=True).busy_ns.sum() / gpus / 1e9
     steps = d.steps if phase is None else d.steps[d.steps.phase == phase]
     ns = {c: steps[f"{c}_ns"].sum() for c in CATEGORIES}
     return pd.Series({**ns, "idle": steps.launch_gap_ns.sum() + steps.host_gap_ns.sum()}) / gpus / 1e9
 
 
-def _by_category(a: Decomposition, b: Decomposition, unit: str) -> pd.DataFrame:
-    shared = [None] if unit == "second" else [None, *(p for p in a.steps.phase.unique()
-                                                      if p in set(b.steps.phase.unique()))]
+def _by_category(a: Decomposition, b: Decomposition, unit: str, totals: tuple[float, float], whole: bool
+                 ) -> pd.DataFrame:
+    both = [] if whole else [p for p in a.steps.phase.unique() if p in set(b.steps.phase.unique())]
     rows = []
-    for phase in shared:
+    for phase in (None, *both):
         columns = []
-        for d in (a, b):
-            units = _units(d, unit, phase)
-            columns.append(_seconds(d, unit, phase) / units if units else pd.Series(dtype=float))
+        for d, total in zip((a, b), totals, strict=True):
+            units = total if phase is None else _units(d, unit, phase)
+            columns.append(_seconds(d, whole, phase) / units if units else pd.Series(dtype=float))
         for category in (*CATEGORIES, "idle"):
             x, y = float(columns[0].get(category, 0.0)), float(columns[1].get(category, 0.0))
             if x or y:

@@ -60,11 +60,16 @@ class Examination:
         return excerpt(self.path, start, min(end, start + _MOST_NS))
 
     def phases(self) -> pd.DataFrame:
-        """One row a phase of the engine's steps: steps, mean and p95 duration, share without any kernel."""
-        return pd.DataFrame(self.decomposition.step_summary())
+        """One row a phase of the engine's steps: how many, mean and p95 ms, and the parts of a step without any kernel:
+        all, and what lies between its own kernels (launches). Empty where the trace shows no steps."""
+        return pd.DataFrame([{
+            "phase": row["phase"], "steps": row["steps"], "mean_ms": row["mean_s"] * 1e3, "p95_ms": row["p95_s"] * 1e3,
+            "idle_percent": 100 * (row["gap_share"] or 0.0),
+            "launch_bound_percent": 100 * (row["launch_bound_share"] or 0.0),
+        } for row in self.decomposition.step_summary()])
 
     def top_kernels(self, count: int = 12) -> pd.DataFrame:
-        """The kernels that take longest, over all GPUs: category, name, launches, total and share of the window."""
+        """The kernels that take longest, over all GPUs: category, name, launches, total and percent of the window."""
         window = self.decomposition.window_s * len(self.decomposition.totals())
         table = (
             self.decomposition.kernels.groupby(["category", "name"], observed=True, as_index=False)
@@ -77,7 +82,7 @@ class Examination:
                 "kernel": table["name"].str.slice(0, 90),
                 "launches": table["kernels"],
                 "total_ms": table["total_ns"] / 1e6,
-                "share_of_window": table["total_ns"] / 1e9 / window,
+                "percent_of_window": 100 * table["total_ns"] / 1e9 / window,
             }
         )
 

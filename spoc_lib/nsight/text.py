@@ -49,6 +49,6 @@ def diff_text(result: Diff) -> str:
     for row in result.categories.itertuples():
         lines.append(f"{row.phase + ' ' + TITLES[row.category]:34}{row.a_s * 1e6:11.3f}{row.b_s * 1e6:11.3f}"
                      f"{row.delta_s * 1e6:+11.3f}")
-    for row in result.kernels.head(5).itertuples():
+    for row in result.kernels[result.kernels.delta_s != 0].head(5).itertuples():
         lines.append(f"{row.delta_s * 1e6:+11.3f}  {row.name[:90]}")
     return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])

@@ -85,7 +85,7 @@ def test_a_real_trace_is_examined_without_a_roofline(shared):
     assert said[0].startswith("In a real trace of 0.3 s on 2 GPUs") and said[1].startswith("No roofline: ")
     assert any("waiting for the last GPU" in s for s in said)
     top = found.top_kernels(3)
-    assert top.total_ms.is_monotonic_decreasing and top.share_of_window.between(0, 1).all()
+    assert top.total_ms.is_monotonic_decreasing and top.percent_of_window.between(0, 100).all() and found.phases().empty
     few = found.few_steps()
     assert set(few.device) == {0, 1} and few.start_s.between(0, 0.06).all() and (few.duration_s >= 0).all()
     assert found.to_dict()["no_verdict"] and found.to_dict()["verdict"] is None
