@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import reprlib
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,12 +13,40 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from spoc_lib.core.errors import InputError
 
 Model = TypeVar("Model", bound=BaseModel)
+#: Nobody writes more by hand. The nodes are counted with every alias written out: a few lines can mean billions.
+MOST_BYTES, MOST_NODES = 20_000_000, 2_000_000
+SHORT = reprlib.Repr()
+SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 80
 
 
 class Strict(BaseModel):
     """Base of every file format of the workbench: frozen, and unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __dir__(self) -> list[str]:
+        """The fields and what is derived from them, without pydantic's own tools: what tab completion should offer."""
+        derived = {name for kind in type(self).__mro__ for name, value in vars(kind).items()
+                   if isinstance(value, property) and not name.startswith(("_", "model_"))}
+        return sorted({*type(self).model_fields, *derived})
+
+    def _repr_html_(self) -> str:
+        rows = ((name, getattr(self, name)) for name in type(self).model_fields)
+        cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(_shown(value))}</td></tr>"
+                        for name, value in rows if value not in (None, [], {}))
+        return f'<table class="spoc-facts">{cells}</table>'
+
+
+def _shown(value: object) -> str:
+    """A field for people: nested files as `name value`, lists with commas."""
+    if isinstance(value, BaseModel):
+        told = ((name, getattr(value, name)) for name in type(value).model_fields)
+        return ", ".join(f"{name} {_shown(inner)}" for name, inner in told if inner not in (None, [], {}))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return "; ".join(map(_shown, value))
+    return str(value)
 
 
 def parse(model: type[Model], value: object, where: str) -> Model:
@@ -26,7 +56,7 @@ def parse(model: type[Model], value: object, where: str) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "(top level)"
-        given = "" if first["type"] in ("missing", "extra_forbidden") else f" (given: {first['input']!r:.80})"
+        given = "" if first["type"] in ("missing", "extra_forbidden") else f" (given: {SHORT.repr(first['input']):.80})"
         wanted = {"missing": "this field is required", "extra_forbidden": "no such field"}.get(
             first["type"], first["msg"].removeprefix("Value error, ")
         )
@@ -38,7 +68,9 @@ def load(model: type[Model], path: str | Path) -> Model:
     """Read and check one YAML file."""
     path = Path(path)
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MOST_BYTES + 1)
+        value = _value(text, path)
     except OSError as error:
         raise InputError("unreadable", f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -47,4 +79,30 @@ def load(model: type[Model], path: str | Path) -> Model:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
         raise InputError("bad-yaml", f"{path} is not valid YAML{line}: {getattr(error, 'problem', error)}") from error
+    except (ValueError, RecursionError) as error:  # a date that does not exist, a thousand brackets
+        raise InputError("bad-yaml", f"{path} holds what YAML cannot mean: {error}") from error
     return parse(model, value, str(path))
+
+
+def _value(text: str, path: Path) -> object:
+    """What the text means; InputError when it is too much."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if len(text) > MOST_BYTES or _nodes(node, {}) > MOST_NODES:
+            raise InputError("too-large", f"{path} is too large for a file of this kind: {MOST_BYTES // 10**6} MB and "
+                             f"{MOST_NODES:,} values at most, aliases written out")
+        return None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _nodes(node: yaml.Node | None, known: dict[int, float]) -> float:
+    """Nodes below this one with every alias written out; infinite where one holds itself."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = float("inf")  # until it is counted: whoever comes back here goes round in circles
+        parts = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_nodes(one, known) for one in parts)
+    return known[id(node)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -176,3 +177,19 @@ def test_a_sentence_is_kept_short_whatever_was_given():
     with pytest.raises(InputError) as caught:
         yamlfile.parse(Cluster, {"name": "x" * 1_000_000, "title": ["y" * 100_000]}, "big")
     assert len(caught.value.message) < 500
+
+
+@pytest.mark.parametrize("text, words", [
+    ("a: &a [x, x]\n" + "\n".join(f"{b}: &{b} [{', '.join(['*' + a] * 9)}]" for a, b in zip("abcdefghi", "bcdefghij",
+                                                                                           strict=True)), "too large"),
+    ("a: &a [*a]\n", "too large"),
+    ("x: [" + "[" * 5000 + "]" * 5000 + "]", "YAML"),
+    ("title: 2026-02-31", "YAML"),
+    ("x" * 20_000_001, "too large"),
+], ids=["billion laughs", "holds itself", "deep", "no such day", "long"])  # fmt: skip
+def test_small_files_that_mean_too_much_are_refused_at_once(text, words, tmp_path):
+    (tmp_path / "bomb.yaml").write_text(text)
+    began = time.process_time()
+    with pytest.raises(InputError, match=words):
+        yamlfile.load(Cluster, tmp_path / "bomb.yaml")
+    assert time.process_time() - began < 20
