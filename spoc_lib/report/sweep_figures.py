@@ -1,8 +1,7 @@
-"""Figures of the concurrency sweep: latency against users, where users are, the run's timeline."""
+"""Figures of the concurrency sweep: latency against users, where users are, each SLO's verdict."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import pandas as pd
@@ -132,62 +131,6 @@ def throughput(rungs: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text="live users")
     figure.update_yaxes(rangemode="tozero")
     return figure.update_layout(title="Throughput and cache against users")
-
-
-#: Panels of the timeline: title, unit factor, metrics.
-PANELS = (
-    ("requests", 1, ("vllm:num_requests_running", "vllm:num_requests_waiting")),
-    ("KV in use (%)", 100, ("vllm:kv_cache_usage_perc",)),
-    (
-        "GPU activity (%)",
-        100,
-        ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
-    ),
-    ("power (W)", 1, ("DCGM_FI_DEV_POWER_USAGE",)),
-    ("SM clock (MHz)", 1, ("DCGM_FI_DEV_SM_CLOCK",)),
-)
-
-
-def timeline(metrics: pd.DataFrame, window: tuple[float, float] | None = None) -> go.Figure:
-    """vLLM's gauges and the GPU counters on one clock. `metrics`: table METRICS; `window`: the steady part, shaded."""
-    panels = [(title, factor, [n for n in names if (metrics["metric"] == n).any()]) for title, factor, names in PANELS]
-    panels = [p for p in panels if p[2]]
-    if not panels:
-        return go.Figure(layout={"title": "No telemetry was recorded for this rung"})
-    figure = make_subplots(
-        rows=len(panels),
-        cols=1,
-        shared_xaxes=True,
-        vertical_spacing=0.05,
-        subplot_titles=[p[0] for p in panels],
-    )
-    start = metrics["time_s"].min()
-    for row, (_, factor, names) in enumerate(panels, 1):
-        for colour, name in zip(style.SERIES, names, strict=False):
-            for position, (labels, series) in enumerate(
-                metrics[metrics["metric"] == name].groupby("labels", sort=True)
-            ):
-                gpu = json.loads(labels).get("gpu")
-                short = name.split(":")[-1].removeprefix("DCGM_FI_").lower() + (
-                    f" GPU {gpu}" if gpu is not None else ""
-                )
-                figure.add_scatter(
-                    x=series["time_s"] - start,
-                    y=series["value"] * factor,
-                    mode="lines",
-                    name=short,
-                    row=row,
-                    col=1,
-                    line={"color": colour, "width": 1.5, "dash": style.DASHES[position % len(style.DASHES)]},
-                    showlegend=position == 0,
-                )
-    if window:
-        figure.add_vrect(x0=window[0] - start, x1=window[1] - start, fillcolor=style.GREY, opacity=0.12, line_width=0)
-    figure.update_xaxes(title_text="seconds", row=len(panels), col=1)
-    figure.update_yaxes(rangemode="tozero")
-    return figure.update_layout(
-        height=150 * len(panels) + 90, title="One clock for server and GPUs", legend={"y": 1.06}
-    )
 
 
 def _time_text(seconds: float) -> str:

@@ -123,8 +123,11 @@ def overload_leaves_no_trace(up_down: pd.DataFrame, settle_s: float) -> Lesson:
     text = "; ".join(f"{row['slo']} at {row['users']} users: {_span(row, 'before')} before, {_span(row, 'after')} after"
                      for row in shown)
     verdict = "Hysteresis" if worse else "No hysteresis"
-    after = f"{settle_s:.0f} s after an overload of {at[0]['top_users']} users"
-    return Lesson(name, not worse, f"{verdict}, {after}: {text}.",
+    since = f"{settle_s:.0f} s after an overload of {at[0]['top_users']} users"
+    back = [row["users"] for row in up_down.to_dict("records") if row["users"] not in {one["users"] for one in worse}]
+    if worse and back:
+        text += f"; at {max(back)} users all is as before"
+    return Lesson(name, not worse, f"{verdict}, {since}: {text}.",
                   {"users": float(at[0]["users"]), "top_users": float(at[0]["top_users"]),
                    "settle_s": settle_s, **{f"{row['slo']}, {when}": row[when] for row in at
                                             for when in ("before", "after")}})
@@ -132,8 +135,7 @@ def overload_leaves_no_trace(up_down: pd.DataFrame, settle_s: float) -> Lesson:
 
 def _span(row: Mapping, when: str) -> str:
     """`1.5 s (1.0 to 1.9)`; of a share of requests in per cent."""
-    share = row["unit"] == "%"
-    value, low, high = (row[name] * (100 if share else 1) for name in (when, f"{when}_low", f"{when}_high"))
-    if share or value >= 1:
-        return f"{value:.3g} {row['unit']} ({low:.3g} to {high:.3g})".replace("inf", "∞")
-    return f"{1e3 * value:.3g} m{row['unit']} ({1e3 * low:.3g} to {1e3 * high:.3g})".replace("inf", "∞")
+    values = [float(row[name]) * (100 if row["unit"] == "%" else 1) for name in (when, f"{when}_low", f"{when}_high")]
+    small = row["unit"] != "%" and max((one for one in values if math.isfinite(one)), default=1.0) < 1
+    value, low, high = ("∞" if math.isinf(one) else f"{1e3 * one if small else one:.3g}" for one in values)
+    return f"{value} {'m' if small else ''}{row['unit']} ({low} to {high})"

@@ -29,6 +29,7 @@ from spoc_lib.sweep.drivers import FreshUsers, RungRecord, ScriptFactory, Timing
 from spoc_lib.sweep.evidence import Limits
 from spoc_lib.sweep.fit import Crossing
 from spoc_lib.sweep.ladder import Ladder, Step
+from spoc_lib.sweep.rung import pressure
 from spoc_lib.sweep.saturation import Saturation, saturation
 from spoc_lib.sweep.slo import check_slos
 from spoc_lib.sweep.twinchecks import TwinChecks
@@ -267,13 +268,14 @@ class _Sweep:
                            metrics, requests, window, twin_vs_http, reconciliation, up_down, problems)
 
     def _saturated(self, limit: Entry | None, crossing: Crossing, flags: Mapping[str, Any]) -> Saturation | None:
-        """Asked of the first rung beyond the capacity (what is used up there), else of the nearest one. A rung that the
-        load generator could not keep up with says nothing of the server, but what stopped the sweep."""
+        """Asked of the first rung beyond the capacity (of several the one furthest beyond), else of
+        the nearest one. A rung that the load generator could not keep up with says nothing of the server, but what
+        stopped the sweep."""
         ladder = self.book.ladder_entries
         valid = [entry for entry in ladder if entry.row["verdict"] != "invalid"]
         beyond = [entry for entry in valid if entry.row["users"] > crossing.users]
         outrun = [entry for entry in ladder if entry.row["client_limited"]]
-        entry = min(beyond, key=lambda one: one.row["users"], default=None) or \
+        entry = min(beyond, key=lambda one: (one.row["users"], -max(map(pressure, one.slo))), default=None) or \
             min(outrun, key=lambda one: one.row["users"], default=limit)
         if entry is None:
             return None

@@ -162,8 +162,9 @@ def _behind(server: Mapping[str, Any]) -> list[str]:
     resets, lag_s = server.get("clock_resets") or 0.0, server.get("step_lag_p95_s") or 0.0
     way_out = "play fewer users over HTTP ('http_users' in the profile) or use a faster machine"
     if resets >= 0.5:
-        return [f"the embedded engine fell behind real time and restarted its clock {resets:.0f} times: its latencies "
-                f"are this machine's, not the server's; {way_out}"]
+        times = f"{resets:.0f} time{'s' * (resets >= 1.5)}"
+        return [f"the embedded engine fell behind real time and restarted its clock {times}: its latencies are this "
+                f"machine's, not the server's; {way_out}"]
     if lag_s >= STEP_LAG_S:
         return [f"the embedded engine delivered one step in twenty {1e3 * lag_s:.0f} ms late or more: its latencies "
                 f"are this machine's, not the server's; {way_out}"]
