@@ -20,6 +20,7 @@ from spoc_lib.nsight.roofline import Verdict, roofline
 
 #: Shortest and longest stretch that is drawn kernel by kernel.
 _LEAST_NS, _MOST_NS = 2_000_000, 60_000_000
+_MOST_NAME = 96
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Examination:
         return pd.DataFrame(
             {
                 "category": table["category"],
-                "kernel": table["name"].str.slice(0, 90),
+                "kernel": table["name"].map(_short),
                 "launches": table["kernels"],
                 "total_ms": table["total_ns"] / 1e6,
                 "percent_of_window": 100 * table["total_ns"] / 1e9 / window,
@@ -97,7 +98,10 @@ class Examination:
             f"In {kind} of {found.window_s:.3g} s on {len(found.totals())} GPUs the time goes to {named}; "
             f"{shares['idle']:.0%} is idle."
         ]
-        said += list(self.verdict.sentences) if self.verdict else [f"No roofline: {self.reason}."]
+        if self.verdict is None:
+            said.append(f"No roofline: {self.reason}.")
+        else:
+            said += [f"{self.verdict.sentence[0].upper()}{self.verdict.sentence[1:]}", *self.verdict.sentences]
         said.append(explain_idle(found).sentence)
         if found.waiting.paired:
             said.append(found.waiting.sentence)
@@ -116,6 +120,12 @@ class Examination:
             "gates": self.gates().to_dict("records"),
             "advice": self.advice(),
         }
+
+
+def _short(name: str) -> str:
+    """A kernel's name in a table: templates differ at both ends, so the middle gives way."""
+    name = name.removeprefix("void ")
+    return name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME * 2 // 3]} … {name[-_MOST_NAME // 3:]}"
 
 
 def examine(path: str | Path, model: ModelSpec, gpu: GpuSpec, expect_gpus: int | None = None) -> Examination:

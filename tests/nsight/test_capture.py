@@ -180,6 +180,15 @@ def test_the_gap_in_dcgms_profiling_counters_stays_open():
     assert len(Pause().without_gap(metrics)) == 4
 
 
+def test_a_session_that_nsys_refuses_is_said(nsys_on_path, tmp_path, new_trace, kernel_names):
+    nsys_on_path.write_text("#!/bin/sh\necho 'no such session' >&2\nexit 1\n")
+    with pytest.raises(InputError, match="nsys start failed: no such session"), recording("s", tmp_path / "engine"):
+        pytest.fail("it records")
+    trace = new_trace()
+    trace.kernel(kernel_names["gemm"], 0, 1)
+    assert "no step range" in heard(trace.done())
+
+
 @pytest.mark.slow
 def test_nsys_records_a_window_of_the_served_engine(tmp_path):
     """The embedded server in a session of nsys: started, asked, recorded, and its report read."""

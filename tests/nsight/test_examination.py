@@ -21,8 +21,12 @@ def examined(path, gpus=None):
 def test_a_whole_trace_passes_every_gate_and_half_of_its_gpus_fail_one(tmp_path):
     engine = EmbeddedEngine.from_cluster(config.load_cluster("sim-4xh100"))
     decode = Batch(40, 40, 40 * 30_000, 40 * 128, 0, 0, 0.0, 0.0, 0, 40)
-    seconds = engine.step_time.seconds(decode)
-    steps = pd.DataFrame([{"time_s": 1 + n * seconds, "duration_s": seconds, **decode._asdict()} for n in range(25)])
+    mixed = Batch(4096 + 40, 40, 40 * 30_000, 40 * 128, 1, 4096, 4096 * 20_000.0, 4096 * 128.0, 20_000, 41)
+    batches = [decode] * 24 + [mixed] * 2
+    durations = [engine.step_time.seconds(batch) for batch in batches]
+    starts = [1 + sum(durations[:n]) for n in range(len(batches))]
+    steps = pd.DataFrame([{"time_s": start, "duration_s": duration, **batch._asdict()}
+                          for start, duration, batch in zip(starts, durations, batches, strict=True)])
     path = write_trace(tmp_path / "t.sqlite", engine, steps, 0, 100)
     found = examined(path, 4)
     assert found.gates().passed.all() and found.gate_sentence().startswith("All 6 gates passed")
@@ -30,6 +34,13 @@ def test_a_whole_trace_passes_every_gate_and_half_of_its_gpus_fail_one(tmp_path)
     assert partial.gates().query("not passed").gate.tolist() == ["GPUs with kernels"]
     assert "GPUs with kernels: 4, wanted 8" in partial.gate_sentence()
     assert found.to_dict()["advice"] == found.advice() and len(found.to_dict()["gates"]) == 6
+    advice = " ".join(found.advice())
+    assert "Mixed steps last" in advice and "--max-num-batched-tokens" in advice
+    assert "a mixed step is bound by tensor-core compute" in advice and "prefix caching" in advice
+    assert found.phases().set_index("phase").steps.to_dict() == {"decode": 24, "mixed": 2}
+    said = found.findings()
+    assert said[1].startswith("Simulated: a step of") and "nearest roof" in said[1]
+    assert found.top_kernels(4).kernel.is_unique and found.top_kernels().kernel.str.len().max() <= 99
 
 
 def steps_with_gaps(trace, names, *, gap_ns, host_ns, count=30):

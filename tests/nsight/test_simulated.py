@@ -148,6 +148,20 @@ def test_a_trace_that_tells_no_batch_needs_one(new_trace, kernel_names, engine):
     assert verdict.row("moe_gemm")["of_roof"] == pytest.approx(verdict.row("moe_gemm")["w4a16_s"] / 0.005)
 
 
+@pytest.mark.parametrize("name, proof", [
+    ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1", "show BF16 products on 4-bit weights (bf16xmxfp4)"),
+    ("_matmul_ogs_NNT_bf16xbf16xbf16_16x256x128x1", "show bf16xbf16"),
+    ("fused_moe_kernel", "do not show their types"),
+    ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "No expert GEMM ran"),
+])
+def test_the_verdict_says_what_the_experts_names_prove(new_trace, name, proof):
+    trace = new_trace()
+    trace.kernel(name, 0, 9_000_000)
+    verdict = roofline(decompose(trace.done()), config.load_model("gpt-oss-120b"), config.load_gpu("h100-sxm"), DECODE,
+                       steps=1)
+    assert any(proof in sentence for sentence in verdict.sentences)
+
+
 def test_diff_names_what_got_slower(engine, trace, tmp_path):
     before = decompose(trace[0])
     slower = tmp_path / "slower.sqlite"
@@ -222,11 +236,16 @@ def test_the_commands(trace, tmp_path, spoc):
         assert sum(device["busy_ns"].values()) + device["idle_ns"] == device["window_ns"]
     assert answer["roofline"]["compute_type"] == "bf16xmxfp4"
     assert "simulated trace" in spoc("decompose", path).stdout
+    window = f"{answer['window_ns'][0] / 1e9 + 0.001}:{answer['window_ns'][1] / 1e9}"
+    cut = spoc("decompose", path, "--window", window, "--untraced-step-s", "0.01", "--model", "gpt-oss-120b", "--gpu",
+               "h100-sxm", "--batch", "tokens=40,decodes=40,decode_context=1200000,logits=40", "--steps", "5")
+    assert "under the profiler" in cut.stdout and "FP4 naive" in cut.stdout
     assert json.loads(spoc("diff", path, path, "--json", "-").stdout)["ratio"] == 1.0
     verdict = ("--model", "gpt-oss-120b", "--gpu", "h100-sxm")
     for bad, said in ((("decompose", path, "--window", "1"), "--window"),
                       (("decompose", path, "--model", "x"), "--gpu"),
                       (("decompose", path, *verdict, "--batch", "a=1"), "--batch"),
+                      (("classify", tmp_path / "none.txt"), "cannot read"),
                       (("decompose", tmp_path / "none.sqlite"), "no such file"),
                       (("plan", "nowhere"), "unknown cluster"),
                       (("diff", path, path, "--unit", "meter"), "--unit")):
