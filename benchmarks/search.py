@@ -32,7 +32,7 @@ from spoc_lib.engine.steptime.parameters import Parameters
 from spoc_lib.search import pareto
 from spoc_lib.search.avoid import CrashAvoidance
 from spoc_lib.search.evaluate import Measurement, TrialFailure
-from spoc_lib.search.run import screening_twin, workload_digest
+from spoc_lib.search.parts import screening_twin, workload_digest
 from spoc_lib.search.screened import Screened, ScreenedPlan, records, screened
 from spoc_lib.search.space import Flags, FlagSpace, build_space, flags_key
 from spoc_lib.search.study import SearchStudy

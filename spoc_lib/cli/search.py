@@ -24,6 +24,9 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="seed of the workload and of NSGA-II")] = 0,
     out: Annotated[Path | None, typer.Option(help="folder for the study; default: outputs/search-CLUSTER")] = None,
     confirm: Annotated[bool, typer.Option(help="put the finalists before real Locust load over HTTP")] = True,
+    objective: Annotated[str | None, typer.Option(help="first objective: throughput (output tokens/s) or goodput "
+                                                       "(requests/s that meet every SLO on latency); default: the "
+                                                       "cluster's")] = None,
     json: JsonOption = None,
 ) -> None:
     """Search the flags of CLUSTER at its target users; exit 1 when no trial meets the SLOs.
@@ -33,10 +36,13 @@ def run(
     from spoc_lib.config import load_cluster, load_profile
     from spoc_lib.pipeline.runs import outputs_dir
     from spoc_lib.search.run import run_study
+    from spoc_lib.search.settings import with_objective
     from spoc_lib.search.workload import script_factory
     from spoc_lib.workload.personas import with_persona_slos
 
     spec, work = with_persona_slos(load_cluster(cluster)), load_profile(profile)
+    if objective:
+        spec = with_objective(spec, objective)
     folder = out or outputs_dir() / f"search-{spec.name}"
     result = run_study(spec, work, script_factory(spec, work, seed), folder, seed=seed, trials=trials,
                        confirm=confirm, progress=_progress)
@@ -53,7 +59,8 @@ def resume(
 
     Example: spoc search resume outputs/search-sim-4xh100 --trials 64
     """
-    from spoc_lib.search.run import open_settings, run_study, settings_models
+    from spoc_lib.search.run import run_study
+    from spoc_lib.search.settings import open_settings, settings_models
     from spoc_lib.search.workload import script_factory
 
     settings = open_settings(folder)
@@ -89,7 +96,7 @@ def best(
     """
     from spoc_lib.core.errors import InputError
     from spoc_lib.search.recommend import FORMATS, command
-    from spoc_lib.search.run import open_settings, settings_models
+    from spoc_lib.search.settings import open_settings, settings_models
     from spoc_lib.search.stored import read_result
 
     if form not in FORMATS:

@@ -62,8 +62,9 @@ SLO_VERDICTS = _schema(
 
 #: One row a trial of the search. state: complete | failed | infeasible | duplicate | invalid. `flags` is JSON.
 #: driver: virtual (screening on the twin) | locust (a real launch). `violation` > 0: constraints missed.
+#: goodput_per_s: requests a second that met every SLO on latency.
 TRIALS = _schema(
-    trial=_i32, state=_s, driver=_s, flags=_s, output_tokens_per_s=_f, ttft_p95_s=_f, itl_p95_s=_f,
+    trial=_i32, state=_s, driver=_s, flags=_s, output_tokens_per_s=_f, goodput_per_s=_f, ttft_p95_s=_f, itl_p95_s=_f,
     violation=_f, failure_class=_s, reason=_s, duplicate_of=_i32, evidence=_s, duration_s=_f, hypervolume=_f,
     on_front=_b,
 )

@@ -87,6 +87,7 @@ class P02(Workload):
 
     trials: Count = 0
     target_users: Count = 0
+    objective: Text = ""
     confirm_http: Flag = True
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spoc_lib import config
+from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
 from spoc_lib.pipeline import record
@@ -96,11 +97,11 @@ class Stage:
         found = self.result_of("02")
         return dict(found["best_flags"]) if found else {}
 
-    def cluster_for(self, target_users: int = 0) -> config.Cluster:
-        """The cluster, with another number of users to search at where one is given."""
-        if not target_users:
-            return self.cluster
-        search = self.cluster.search.model_copy(update={"target_users": target_users})
+    def cluster_for(self, target_users: int = 0, objective: str = "") -> config.Cluster:
+        """The cluster, with another number of users to search at, or another first objective, where one is given."""
+        given = {"target_users": target_users, "objective": objective}
+        values = self.cluster.search.model_dump() | {name: value for name, value in given.items() if value}
+        search = yamlfile.parse(config.SearchSpec, values, "parameters of the search")
         return self.cluster.model_copy(update={"search": search})
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -43,11 +45,12 @@ def _hover(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-def pareto_3d(trials: pd.DataFrame, knee: int | None) -> go.Figure:
-    """All trials in the space of the three objectives. `trials`: table TRIALS."""
+def pareto_3d(trials: pd.DataFrame, knee: int | None, objectives: Sequence[str] = OBJECTIVES) -> go.Figure:
+    """All trials in the space of the three `objectives`. `trials`: table TRIALS."""
     figure = go.Figure()
+    digits = column(objectives[0]).digits
     for name, rows, marker in _groups(trials, knee):
-        x, y, z = (rows[n] * column(n).scale for n in OBJECTIVES)
+        x, y, z = (rows[n] * column(n).scale for n in objectives)
         figure.add_scatter3d(
             x=x,
             y=y,
@@ -56,25 +59,29 @@ def pareto_3d(trials: pd.DataFrame, knee: int | None) -> go.Figure:
             name=name,
             marker={**marker, "size": marker["size"] * 0.6, "symbol": _SOLID.get(marker["symbol"], marker["symbol"])},
             text=_hover(rows),
-            hovertemplate="%{text}<br>%{x:.0f} tokens/s, %{y:.2f} s, %{z:.1f} ms<extra></extra>",
+            hovertemplate=f"%{{text}}<br>%{{x:.{digits}f}} {column(objectives[0]).unit}, %{{y:.2f}} s, %{{z:.1f}} ms"
+                          "<extra></extra>",
         )
-    axes = dict(zip(("xaxis", "yaxis", "zaxis"), ({"title": {"text": label(n)}} for n in OBJECTIVES), strict=True))
+    axes = dict(zip(("xaxis", "yaxis", "zaxis"), ({"title": {"text": label(n)}} for n in objectives), strict=True))
     return figure.update_layout(scene=axes, height=560, title="Trials in the space of the three objectives")
 
 
-def pareto_pairs(trials: pd.DataFrame, knee: int | None) -> go.Figure:
-    """The same trials, two objectives at a time."""
-    pairs = (
-        ("ttft_p95_s", "output_tokens_per_s"),
-        ("itl_p95_s", "output_tokens_per_s"),
-        ("ttft_p95_s", "itl_p95_s"),
-    )
+def pareto_pairs(trials: pd.DataFrame, knee: int | None, objectives: Sequence[str] = OBJECTIVES,
+                 spreads: pd.DataFrame | None = None) -> go.Figure:
+    """The same trials, two objectives at a time; bars span the repeats of a trial.
+
+    spreads: columns trial, objective, low, high, a row a trial that was repeated and an objective.
+    """
+    first, ttft, itl = objectives
+    pairs = ((ttft, first), (itl, first), (ttft, itl))
     figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.09)
     for name, rows, marker in _groups(trials, knee):
         for position, (x, y) in enumerate(pairs, 1):
             figure.add_scatter(
                 x=rows[x] * column(x).scale,
                 y=rows[y] * column(y).scale,
+                error_x=_bars(rows, x, spreads, marker["color"]),
+                error_y=_bars(rows, y, spreads, marker["color"]),
                 mode="markers",
                 name=name,
                 marker=marker,
@@ -91,13 +98,27 @@ def pareto_pairs(trials: pd.DataFrame, knee: int | None) -> go.Figure:
     return figure.update_layout(title="The front, two objectives at a time")
 
 
-def hypervolume(trials: pd.DataFrame) -> go.Figure:
-    """Hypervolume that the feasible front dominates, trial by trial."""
+def _bars(rows: pd.DataFrame, objective: str, spreads: pd.DataFrame | None, color: str) -> dict | None:
+    """Plotly's error bars from each trial's point to the lowest and highest of its repeats; None where none was."""
+    if spreads is None or spreads.empty:
+        return None
+    known = spreads[spreads["objective"] == objective].set_index("trial")
+    found = known.reindex(rows["trial"])
+    value = rows[objective].to_numpy(float)
+    up, down = found["high"].to_numpy(float) - value, value - found["low"].to_numpy(float)
+    scale = column(objective).scale
+    return {"type": "data", "symmetric": False, "array": scale * np.nan_to_num(up).clip(min=0),
+            "arrayminus": scale * np.nan_to_num(down).clip(min=0), "thickness": 1, "width": 3, "color": color}
+
+
+def hypervolume(trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES) -> go.Figure:
+    """Hypervolume that the feasible front dominates, trial by trial, in the unit of the first of `objectives`."""
     rows = trials.dropna(subset=["hypervolume"])
     figure = go.Figure(
         go.Scatter(x=rows["trial"], y=rows["hypervolume"], mode="lines", line={"shape": "hv", "color": style.BLUE})
     )
-    return figure.update_layout(title="Hypervolume by trial", xaxis_title="trial", yaxis_title=label("hypervolume"))
+    return figure.update_layout(title="Hypervolume by trial", xaxis_title="trial",
+                                yaxis_title=f"hypervolume ({column(objectives[0]).unit})")
 
 
 def importances(table: pd.DataFrame) -> go.Figure:
@@ -149,12 +170,26 @@ def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
     return groups.agg(trials=("trial", "size"), example=("reason", "first")).reset_index()
 
 
+def heldout(table: pd.DataFrame | None) -> pd.DataFrame:
+    """Launches as the fitted twin predicts them (`search.heldout.COLUMNS`), a row a launch and objective, in the
+    figures' own units; a single row saying so where there was nothing to predict."""
+    if table is None or table.empty:
+        return pd.DataFrame([{"prediction": "nothing was predicted: the engine is the twin itself, or too few launches "
+                                            "were measured"}])
+    scale = [column(name).scale for name in table["objective"]]
+    shown = table.assign(figure=[label(name) for name in table["objective"]],
+                         **{name: table[name].to_numpy(float) * scale for name in ("measured", "twin", "calibrated")})
+    return shown.rename(columns={"calibrated": "fitted twin", "twin": "twin as shipped"})[
+        ["trial", "changed", "figure", "measured", "twin as shipped", "twin_error_ratio", "fitted twin",
+         "calibrated_error_ratio"]]
+
+
 def confirmations(found: list) -> pd.DataFrame:
     """The finalists over HTTP beside the twin, one row each. `found`: `search.confirm.Confirmation`s."""
     rows = []
     for item in found:
         row = {"role": item.role, "trial": item.trial, "users": item.users, "agrees": item.agrees}
-        for name in OBJECTIVES:
+        for name in (item.http or item.twin or {}):
             for driver, values in (("HTTP", item.http), ("twin", item.twin)):
                 shown = None if values is None else values[name] * column(name).scale
                 row[f"{label(name)}, {driver}"] = shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from spoc_lib.core.files import read_json, write_json
-from spoc_lib.search import pareto
-from spoc_lib.search.evaluate import Evaluator, TrialFailure
+from spoc_lib.search.evaluate import Evaluator, Measurement, TrialFailure
+from spoc_lib.search.recommend import point
 from spoc_lib.search.space import Flags, flags_key
 
 #: The two clocks agree when no objective differs by more than this share.
@@ -69,28 +70,27 @@ def confirm(role: str, trial: int, flags: Flags, http: Evaluator, twin: Evaluato
     twin_values = None
     try:
         predicted = twin.evaluate(flags, _made(folder / "twin"))
-        twin_values = dict(zip(pareto.OBJECTIVES, predicted.values, strict=True))
+        twin_values = dict(zip(predicted.objectives, predicted.values, strict=True))
         measured = http.evaluate(flags, _made(folder / "http"))
     except TrialFailure as failure:
         found = Confirmation(role, trial, dict(flags), http.users, None, twin_values, None, None, str(folder.name),
                              failure.failure_class, f"The {role} could not be confirmed: {failure.message}.")
     else:
-        found = _compared(role, trial, flags, http.users, dict(zip(pareto.OBJECTIVES, measured.values, strict=True)),
-                          twin_values, folder)
+        found = _compared(role, trial, flags, http.users, measured, twin_values, folder)
     write_json(path, found)
     return found
 
 
-def _compared(role: str, trial: int, flags: Flags, users: int, http: Mapping[str, float],
-              twin: Mapping[str, float], folder: Path) -> Confirmation:
-    ratio = {name: http[name] / twin[name] for name in pareto.OBJECTIVES}
+def _compared(role: str, trial: int, flags: Flags, users: int, measured: Measurement, twin: Mapping[str, float],
+              folder: Path) -> Confirmation:
+    http = dict(zip(measured.objectives, measured.values, strict=True))
+    ratio = {name: http[name] / twin[name] if twin[name] else math.inf for name in measured.objectives}
     worst = max(ratio, key=lambda name: abs(ratio[name] - 1))
     agrees = abs(ratio[worst] - 1) <= AGREEMENT
-    sentence = (f"The {role} over HTTP with {users} Locust users: {http['output_tokens_per_s']:,.0f} tokens/s, p95 "
-                f"TTFT {http['ttft_p95_s']:.2f} s, p95 ITL {1000 * http['itl_p95_s']:.1f} ms; "
+    sentence = (f"The {role} over HTTP with {users} Locust users: {point(measured.figures, measured.objectives)}; "
                 + (f"all within {AGREEMENT:.0%} of the twin's virtual clock." if agrees else
                    f"{worst} is {ratio[worst] - 1:+.0%} away from the twin's virtual clock."))
-    return Confirmation(role, trial, dict(flags), users, dict(http), dict(twin), ratio, agrees, folder.name, None,
+    return Confirmation(role, trial, dict(flags), users, http, dict(twin), ratio, agrees, folder.name, None,
                         sentence)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spoc_lib.core.errors import SpocError
+from spoc_lib.search import pareto
 from spoc_lib.search.space import Flags
 from spoc_lib.sweep.interval import weighted_percentile
 from spoc_lib.sweep.rung import pressure
@@ -36,9 +37,10 @@ class TrialFailure(SpocError):
 
 @dataclass(frozen=True)
 class Measurement:
-    """The three objectives of a trial and its constraints.
+    """What a trial measured, its three objectives among it, and its constraints.
 
-    constraints: SLO name -> value / limit - 1, at most 0 where the SLO is met;
+    goodput_per_s: requests a second that met every SLO on latency (None where nobody counted them);
+    objectives: names of `values`; constraints: SLO name -> value / limit - 1, at most 0 where the SLO is met;
     rung: the row of RUNGS behind it; slo: rows of SLO_VERDICTS; duration_s: wall seconds that it cost;
     note: what a reader must know about the values (such as that one is a lower bound), else ''.
     """
@@ -52,10 +54,19 @@ class Measurement:
     rung: dict[str, Any] = field(default_factory=dict)
     slo: list[dict[str, Any]] = field(default_factory=list)
     note: str = ""
+    goodput_per_s: float | None = None
+    objectives: pareto.Objectives = pareto.OBJECTIVES
 
     @property
-    def values(self) -> tuple[float, float, float]:
-        return self.output_tokens_per_s, self.ttft_p95_s, self.itl_p95_s
+    def values(self) -> pareto.Point:
+        first = self.figures[self.objectives[0]]
+        return math.nan if first is None else first, self.ttft_p95_s, self.itl_p95_s
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """All that a table shows of it, by column."""
+        return {pareto.THROUGHPUT: self.output_tokens_per_s, pareto.GOODPUT: self.goodput_per_s,
+                "ttft_p95_s": self.ttft_p95_s, "itl_p95_s": self.itl_p95_s}
 
     @property
     def violation(self) -> float:
@@ -76,7 +87,8 @@ class Evaluator(Protocol):
 
 
 def measurement(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], *, users: int, driver: str,
-                duration_s: float, samples: RungSamples | None = None) -> Measurement:
+                duration_s: float, samples: RungSamples | None = None, goodput_per_s: float | None = None,
+                objectives: pareto.Objectives = pareto.OBJECTIVES) -> Measurement:
     """A rung's summary as a measurement; TrialFailure `collapsed` when it is none.
 
     samples: where given, a percentile that is infinite because requests were still waiting when the rung was cut
@@ -96,12 +108,13 @@ def measurement(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], *, use
     note = ""
     if samples is not None:
         row, slo, note = _bounded(row, slo, samples)
-    values = [row["output_tokens_per_s"], row["ttft_p95_s"], row["itl_p95_s"]]
-    if not all(value is not None and math.isfinite(value) for value in values):
+    throughput, ttft, itl = (math.nan if row[name] is None else float(row[name]) for name in pareto.OBJECTIVES)
+    if not all(map(math.isfinite, (throughput, ttft, itl))):
         raise TrialFailure("collapsed", "a 95th percentile is infinite or missing: too many requests failed or "
                            "streamed no token in the window")
-    return Measurement(*map(float, values), constraints=constraints(slo), driver=driver, duration_s=duration_s,
-                       rung=dict(row), slo=[dict(s) for s in slo], note=note)
+    return Measurement(throughput, ttft, itl, constraints=constraints(slo), driver=driver, duration_s=duration_s,
+                       rung=dict(row), slo=[dict(s) for s in slo], note=note, goodput_per_s=goodput_per_s,
+                       objectives=objectives)
 
 
 def _bounded(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], samples: RungSamples

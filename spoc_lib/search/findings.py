@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spoc_lib.search import pareto
-
-if TYPE_CHECKING:
-    from spoc_lib.search.result import StudyResult
-
+from spoc_lib.search.answer import MEASURED, Answer
+from spoc_lib.search.recommend import point
 
 #: A front membership that is worth relying on.
 SURE = 0.9
 
 
-def sentences(result: StudyResult) -> list[str]:
+def sentences(result: Answer) -> list[str]:
     """One finding a sentence, the answer first."""
     found = [_answer(result), _work(result), _stands(result)]
     if result.knee is not None:
@@ -23,29 +21,24 @@ def sentences(result: StudyResult) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def point(row: dict[str, Any]) -> str:
-    """A trial's three objectives for readers."""
-    return (f"{row['output_tokens_per_s']:,.0f} output tokens/s, p95 TTFT {row['ttft_p95_s']:.2f} s, p95 ITL "
-            f"{1000 * row['itl_p95_s']:.1f} ms")
-
-
-def _answer(result: StudyResult) -> str:
-    if result.knee is not None:
+def _answer(result: Answer) -> str:
+    if result.knee is not None and result.chosen is not None:
         flags = ", ".join(f"{row.flag} {row.default} -> {row.chosen}" for row in result.changed.itertuples())
         restored = result.simplified.restored if result.simplified else []
-        return (f"At {result.users} users the knee is trial {result.knee_trial} ({point(result.chosen)})"
+        measured = point(result.chosen, result.objectives)
+        return (f"At {result.users} users the knee is trial {result.knee_trial} ({measured})"
                 + (f"; the recommendation changes {flags}." if flags else ", the engine's own defaults.")
                 + (f" {', '.join(restored)} went back to the default: the difference was below "
                    f"{pareto.RESOLUTION:.0%} in every objective." if restored else ""))
     if result.nearest is not None:
         return (f"No trial meets the SLOs at {result.users} users. The nearest is trial {result.nearest['trial']} "
-                f"({point(result.nearest)}), which misses them by {result.nearest['violation']:.0%} of the limits in "
-                f"sum: ask for fewer users, or for looser limits.")
+                f"({point(result.nearest, result.objectives)}), which misses them by "
+                f"{result.nearest['violation']:.0%} of the limits in sum: ask for fewer users, or for looser limits.")
     return (f"No trial could be measured at {result.users} users: "
             + ", ".join(f"{count} × {name}" for name, count in result.failures.items()) + ".")
 
 
-def _work(result: StudyResult) -> str:
+def _work(result: Answer) -> str:
     states = result.states
     measured = states.get("complete", 0) + states.get("infeasible", 0)
     kind = "the twin's virtual clock" if result.simulated else "real launches"
@@ -59,14 +52,17 @@ def _work(result: StudyResult) -> str:
     return "; ".join(parts) + "."
 
 
-def _against_defaults(result: StudyResult) -> str:
-    if result.knee_trial == int(result.defaults["trial"]):
+def _against_defaults(result: Answer) -> str:
+    defaults = result.defaults
+    if defaults is None:
+        return ""
+    if result.knee_trial == int(defaults["trial"]):
         return "The defaults are the knee: nothing that was tried is told from them for the better."
-    if result.defaults["output_tokens_per_s"] != result.defaults["output_tokens_per_s"]:
-        return f"The defaults could not be measured ({result.defaults['failure_class']}), the knee could."
+    if defaults["state"] not in MEASURED:
+        return f"The defaults could not be measured ({defaults['failure_class']}), the knee could."
     changes = [f"{row.label} {row.change_ratio:+.1%}{_range(row)} ({row.better} is better)"
                for row in result.effects.itertuples()]
-    missed = " The defaults miss the SLOs here." if result.defaults["state"] == "infeasible" else ""
+    missed = " The defaults miss the SLOs here." if defaults["state"] == "infeasible" else ""
     return "Against the defaults: " + ", ".join(changes) + "." + missed
 
 
@@ -74,18 +70,21 @@ def _range(row: Any) -> str:
     return "" if row.low is None or row.low != row.low else f" ({row.low:+.1%} to {row.high:+.1%} over user samples)"
 
 
-def _stands(result: StudyResult) -> str:
+def _stands(result: Answer) -> str:
     """Whether the front is more than noise."""
     known = {trial: chance for trial, chance in result.probabilities.items() if trial in set(result.front["trial"])}
+    if not known and len(result.front) and result.simulated:
+        return ("The front was played before one sample of users: how another sample would change it is not known "
+                "(a profile with seeds of 2 or more repeats it).")
     if not known:
         return ""
     sure = sum(chance >= SURE for chance in known.values())
-    knee = known.get(result.knee_trial)
+    knee = None if result.knee_trial is None else known.get(result.knee_trial)
     return (f"{sure} of {len(known)} front trials are on the front with a probability of at least {SURE:.0%}"
             + (f"; the knee with {knee:.0%}." if knee is not None else "."))
 
 
-def _importance(result: StudyResult) -> str:
+def _importance(result: Answer) -> str:
     if result.importances.empty:
         return "Too few measured trials to say which flags decided."
     best = result.importances.loc[result.importances.groupby("objective", sort=False)["importance"].idxmax()]

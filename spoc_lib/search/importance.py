@@ -7,13 +7,14 @@ measured trials than among all of them. It needs some trials; below that the tab
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import optuna
 import pandas as pd
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
-from spoc_lib.search.pareto import OBJECTIVES
+from spoc_lib.search.pareto import OBJECTIVES, Objectives
 
 BEST_SHARE = 0.25
 #: Fewer measured trials than this say nothing about five flags.
@@ -21,7 +22,7 @@ MIN_TRIALS = 12
 FRONT = "pareto_front"
 
 
-def importances(study: optuna.Study) -> pd.DataFrame:
+def importances(study: optuna.Study, objectives: Objectives = OBJECTIVES) -> pd.DataFrame:
     """Columns flag, objective (three objectives and `pareto_front`), importance (sums to 1 an objective).
 
     Empty when fewer than MIN_TRIALS trials were measured or nothing varied.
@@ -32,7 +33,7 @@ def importances(study: optuna.Study) -> pd.DataFrame:
     if len(trials) < MIN_TRIALS or not varied:
         return pd.DataFrame(columns=columns)
     rows = []
-    for objective, target in _targets().items():
+    for objective, target in _targets(objectives).items():
         with warnings.catch_warnings():  # it warns at every use of a target that low is good: the targets see to it
             warnings.simplefilter("ignore")
             found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE),
@@ -41,8 +42,8 @@ def importances(study: optuna.Study) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _targets() -> dict[str, object]:
-    throughput, ttft, itl = OBJECTIVES
+def _targets(objectives: Objectives) -> dict[str, Callable[[FrozenTrial], float] | None]:
+    throughput, ttft, itl = objectives
     return {
         throughput: lambda t: -t.values[0],
         ttft: lambda t: t.values[1],

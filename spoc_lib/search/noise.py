@@ -55,12 +55,13 @@ def membership(repeats: Sequence[np.ndarray], sd: np.ndarray, limits: np.ndarray
     return hits / draws
 
 
-def drift(first: np.ndarray, again: np.ndarray, sd: np.ndarray) -> Drift:
+def drift(first: np.ndarray, again: np.ndarray, sd: np.ndarray,
+          objectives: pareto.Objectives = pareto.OBJECTIVES) -> Drift:
     """Whether the defaults answered otherwise at the end than at the start: a change above 3 sd·√2."""
     change = again / first - 1.0
     drifted = bool((np.abs(np.log(again / first)) > 3 * np.sqrt(2) * np.maximum(sd, 1e-3)).any())
     worst = int(np.argmax(np.abs(change)))
-    name = pareto.OBJECTIVES[worst]
+    name = objectives[worst]
     sentence = (f"The defaults, measured again at the end, moved by {change[worst]:+.1%} in {name}: "
                 + ("the server drifted during the search, so early and late trials cannot be compared."
                    if drifted else "within the noise, so early and late trials can be compared."))

@@ -1,18 +1,23 @@
 """Dominance, fronts, hypervolume and the knee, in the three objectives of the search.
 
-Points are rows (output tokens/s, p95 TTFT s, p95 ITL s): the first is wanted high, the others low.
+Points are rows (output tokens/s, p95 TTFT s, p95 ITL s): the first is wanted high, the others low. On request the
+first is goodput instead: requests a second that meet every SLO on latency.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from spoc_lib.config import Slo
 
-OBJECTIVES = ("output_tokens_per_s", "ttft_p95_s", "itl_p95_s")
-DIRECTIONS = ("maximize", "minimize", "minimize")
+Objectives = tuple[str, str, str]
+Point = tuple[float, float, float]
+THROUGHPUT, GOODPUT = "output_tokens_per_s", "goodput_per_s"
+OBJECTIVES: Objectives = (THROUGHPUT, "ttft_p95_s", "itl_p95_s")
+DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("maximize", "minimize", "minimize")
 _SIGNS = np.array([-1.0, 1.0, 1.0])
 #: Differences of an objective below this share of its value decide nothing: spans of the front are widened to it
 #: before the knee is looked for, and two engines that differ by less are alike.
@@ -23,7 +28,8 @@ RESOLUTION = 0.02
 class Reference:
     """The corner that the hypervolume is measured from: no throughput, and each latency at its limit.
 
-    Its unit is tokens/s: throughput weighted by the share of TTFT room and of ITL room left under the limits.
+    Its unit is that of the first objective: throughput weighted by the share of TTFT room and of ITL room left under
+    the limits.
     """
 
     ttft_s: float
@@ -42,8 +48,13 @@ def reference_point(slos: list[Slo], ttft_s: float = 10.0, itl_s: float = 0.2) -
     ttft = max((slo.limit_s for slo in slos if slo.metric == "ttft"), default=None)
     itl = max((slo.limit_s for slo in slos if slo.metric in ("itl", "tpot")), default=None)
     known = [name for name, value in (("TTFT", ttft), ("ITL", itl)) if value is not None]
-    source = f"0 tokens/s and the SLO limits of {' and '.join(known)}" if known else "0 tokens/s and fixed limits"
+    source = f"no throughput and the SLO limits of {' and '.join(known)}" if known else "no throughput and fixed limits"
     return Reference(ttft or ttft_s, itl or itl_s, source)
+
+
+def objectives(kind: Literal["throughput", "goodput"]) -> Objectives:
+    """The names of the three objectives, as columns of TRIALS."""
+    return (GOODPUT if kind == "goodput" else THROUGHPUT, *OBJECTIVES[1:])
 
 
 def dominated(points: np.ndarray) -> np.ndarray:

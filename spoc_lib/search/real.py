@@ -15,7 +15,7 @@ from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.space import Flags, FlagSpace
 from spoc_lib.search.twin import ScriptFactory
 from spoc_lib.servers import LaunchFailure, launch
-from spoc_lib.sweep.slo import RungSamples
+from spoc_lib.sweep.slo import RungSamples, goodput
 
 VERSION_TIMEOUT_S = 120
 
@@ -56,7 +56,8 @@ class HttpEvaluator:
         write_json(folder / "rung.json", {"rung": row, "slo": slo, "engine": server.version,
                                           "startup_s": server.startup_s})
         return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started,
-                           samples=samples)
+                           samples=samples, goodput_per_s=goodput(samples, self.cluster.slos)["good_per_s"],
+                           objectives=self.space.objectives)
 
     def _load(self, server, folder: Path, repeat: int) -> tuple[dict, list[dict], RungSamples]:
         from spoc_lib.core.schemas import METRICS

@@ -56,10 +56,10 @@ def fit(measured: np.ndarray, log_ratio: np.ndarray, asked: np.ndarray, noise_sd
     return Correction(mean, np.repeat(sd[:, None], 3, axis=1))
 
 
-def misled(twin: np.ndarray, real: np.ndarray) -> list[str]:
+def misled(twin: np.ndarray, real: np.ndarray, objectives: pareto.Objectives = pareto.OBJECTIVES) -> list[str]:
     """Sentences on the twin against reality over engines measured by both, (n, 3) each; n >= 2."""
     found = []
-    for column, name in enumerate(pareto.OBJECTIVES):
+    for column, name in enumerate(objectives):
         ratio = real[:, column] / twin[:, column]
         spread = f"x{np.exp(np.log(ratio).mean()):.2f} (x{ratio.min():.2f} to x{ratio.max():.2f})"
         if len(ratio) < 4 or np.ptp(twin[:, column]) == 0 or np.ptp(real[:, column]) == 0:

@@ -9,7 +9,7 @@ import pandas as pd
 import yaml
 
 from spoc_lib.config import Cluster
-from spoc_lib.search.pareto import OBJECTIVES
+from spoc_lib.search.pareto import GOODPUT, THROUGHPUT, Objectives
 from spoc_lib.search.space import Flags
 from spoc_lib.servers.commands import flag_arguments, model_argument, shell_command
 
@@ -17,8 +17,15 @@ Format = Literal["shell", "compose", "kubernetes"]
 FORMATS = get_args(Format)
 IMAGE = "vllm/vllm-openai:latest"
 PORT = 8000
-LABELS = {"output_tokens_per_s": ("output tokens/s", "higher"), "ttft_p95_s": ("p95 TTFT, s", "lower"),
-          "itl_p95_s": ("p95 ITL, s", "lower")}
+LABELS = {THROUGHPUT: ("output tokens/s", "higher"), GOODPUT: ("goodput, requests/s", "higher"),
+          "ttft_p95_s": ("p95 TTFT, s", "lower"), "itl_p95_s": ("p95 ITL, s", "lower")}
+
+
+def point(figures: Mapping[str, Any], objectives: Objectives) -> str:
+    """A trial's objectives for readers."""
+    good = f"{figures[GOODPUT]:,.2f} requests/s within the limits, " if objectives[0] == GOODPUT else ""
+    return (f"{good}{figures[THROUGHPUT]:,.0f} output tokens/s, p95 TTFT {figures['ttft_p95_s']:.2f} s, p95 ITL "
+            f"{1000 * figures['itl_p95_s']:.1f} ms")
 
 
 def command(cluster: Cluster, flags: Flags, form: Format = "shell") -> str:
@@ -46,10 +53,10 @@ def changed_flags(defaults: Flags, chosen: Flags) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["flag", "default", "chosen"], dtype=object)
 
 
-def effects(defaults: Mapping[str, Any] | None, chosen: Mapping[str, Any]) -> pd.DataFrame:
+def effects(defaults: Mapping[str, Any] | None, chosen: Mapping[str, Any], objectives: Objectives) -> pd.DataFrame:
     """Columns objective, label, better, default, chosen, change_ratio (chosen / default - 1; null without one)."""
     rows = []
-    for name in OBJECTIVES:
+    for name in objectives:
         before = None if defaults is None else defaults[name]
         after = chosen[name]
         ratio = after / before - 1 if before else None

@@ -27,6 +27,7 @@ class Repeats:
 
     values: dict[int, np.ndarray]
     feasible: dict[int, np.ndarray]
+    objectives: pareto.Objectives
 
     def probabilities(self, front: list[int], seed: int) -> dict[int, float]:
         """Chance of each trial of `front` to be on the front, over draws of the user samples with replacement.
@@ -49,12 +50,12 @@ class Repeats:
     def change(self, before: int, after: int) -> pd.DataFrame:
         """Columns objective, low, high: range of after / before - 1 over the user samples."""
         ratio = self.values[after] / self.values[before] - 1
-        return pd.DataFrame({"objective": pareto.OBJECTIVES, "low": np.nanmin(ratio, axis=0),
+        return pd.DataFrame({"objective": self.objectives, "low": np.nanmin(ratio, axis=0),
                              "high": np.nanmax(ratio, axis=0)})
 
 
 def repeat_front(trials: pd.DataFrame, wanted: list[int], evaluator: Evaluator, folder: Path, seeds: int,
-                 progress: Callable[[str], None] | None = None) -> Repeats:
+                 objectives: pareto.Objectives, progress: Callable[[str], None] | None = None) -> Repeats:
     """Measure the `wanted` trials before `seeds` samples of users in all (the search's own is the first).
 
     Answers lie in `folder`, so that an interrupted search does not pay for them again.
@@ -63,13 +64,13 @@ def repeat_front(trials: pd.DataFrame, wanted: list[int], evaluator: Evaluator, 
     values, feasible = {}, {}
     for trial in wanted[:MOST_ENGINES]:
         flags = orjson.loads(rows.loc[trial, "flags"])
-        own = [list(rows.loc[trial, list(pareto.OBJECTIVES)]), rows.loc[trial, "state"] == "complete"]
+        own = [list(rows.loc[trial, list(objectives)]), rows.loc[trial, "state"] == "complete"]
         answers = [own, *(_repeat(flags, evaluator, folder / f"{trial:04d}-{k}", k) for k in range(1, seeds))]
         if progress:
             progress(f"trial {trial} before {seeds - 1} other samples of users")
         values[trial] = np.array([a[0] for a in answers], dtype=float)
         feasible[trial] = np.array([a[1] for a in answers], dtype=bool)
-    return Repeats(values, feasible)
+    return Repeats(values, feasible, objectives)
 
 
 def _repeat(flags: Flags, evaluator: Evaluator, folder: Path, repeat: int) -> list:

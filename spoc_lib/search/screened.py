@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,24 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.search import noise, pareto
 from spoc_lib.search.acquire import expected_gain
 from spoc_lib.search.avoid import CrashAvoidance, switched_on
+from spoc_lib.search.heldout import held_out
 from spoc_lib.search.helptext import check_flags
+from spoc_lib.search.parts import (
+    assemble,
+    finish,
+    http_evaluator,
+    prediction_twin,
+    screening_twin,
+    throttled,
+    twin_study,
+    workload_digest,
+)
 from spoc_lib.search.recalibrate import encode, fit, misled
+from spoc_lib.search.result import StudyResult
 from spoc_lib.search.space import Flags, FlagSpace, flags_key
 from spoc_lib.search.storage import storage_from_environment
 from spoc_lib.search.study import Progress, Proposal, SearchStudy, record_of
+from spoc_lib.search.twin import ScriptFactory
 
 #: From this many launches on, the last one measures the defaults again (noise and drift) …
 DEFAULTS_AGAIN_FROM = 8
@@ -27,6 +42,8 @@ DEFAULTS_AGAIN_FROM = 8
 KNEE_AGAIN_FROM = 16
 #: Before two engines are measured twice, one measurement is taken to be this exact (in logarithms).
 ASSUMED_NOISE_SD = 0.03
+#: A space of more engines than this is not counted out.
+MOST_COUNTED = 10_000
 
 
 @dataclass(frozen=True)
@@ -86,9 +103,10 @@ class ScreenedPlan:
         index, ratio = [], []
         for record in measured(study):
             where = self._index.get(flags_key(record["flags"]))
-            if where is not None:
-                index.append(where)
-                ratio.append(np.log(np.array(record["values"]) / np.array(self.pool[where].values)))
+            if where is None or min(*record["values"], *self.pool[where].values) <= 0:
+                continue
+            index.append(where)
+            ratio.append(np.log(np.array(record["values"]) / np.array(self.pool[where].values)))
         return np.array(index, dtype=int), np.array(ratio, dtype=float).reshape(-1, 3)
 
     def _members(self, study: SearchStudy) -> np.ndarray:
@@ -122,48 +140,55 @@ def screened(study: SearchStudy) -> list[Screened]:
     return found
 
 
-def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory, folder: Path,
-                settings: Mapping[str, Any], progress: Progress | None):
+def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory, folder: Path,
+                settings: Mapping[str, Any], progress: Progress | None) -> StudyResult:
     """Screen on the twin (into `folder`/screen), launch `settings['trials']` times, say what repeats and the twin
-    were worth. Returns a StudyResult."""
-    from spoc_lib.search import run as search
-
+    were worth."""
     seed, users = settings["seed"], cluster.search.target_users
     reference = pareto.reference_point(cluster.slos)
     pool, notes = _screen(cluster, profile, space, script_factory, folder / "screen", seed, progress)
     unchecked = check_flags(cluster, space, folder)
     notes += [unchecked] if unchecked else []
-    real = search.http_evaluator(cluster, profile, space, script_factory, users=users)
+    real = http_evaluator(cluster, profile, space, script_factory, users=users)
     plan = ScreenedPlan(space, pool, reference, settings["trials"], seed)
-    workload = search.workload_digest(script_factory, users, real.duration_s, real.warmup_s)
+    workload = workload_digest(script_factory, users, real.duration_s, real.warmup_s)
     study = SearchStudy(space, real, folder, workload, seed, profile.search_population, [space.defaults],
                         storage=storage_from_environment(), propose=plan,
                         avoid=CrashAvoidance() if switched_on() else None)
     study.run(settings["trials"], launches=settings["trials"],
-              progress=search.throttled(study, reference, progress))
+              progress=throttled(study, reference, progress))
     probabilities, sentences = noise_findings(study, cluster, seed)
     index, ratio = plan.log_ratios(study)
     if len(index) >= 2:
         twin = np.array([pool[i].values for i in index])
-        notes += misled(twin, twin * np.exp(ratio))
-    notes.append(f"{study.paid()} real launches; {len(pool) - len(set(index.tolist()))} more engines were judged by "
-                 f"the twin alone.")
-    result = search.assemble(study, cluster, reference, simulated=False, extra=notes + sentences,
-                             probabilities=probabilities)
-    return search.finish(result, folder)
+        notes += misled(twin, twin * np.exp(ratio), space.objectives)
+    predicted = held_out(study, cluster, partial(prediction_twin, real))
+    notes += [predicted.sentence, saved(study, space, len(pool) - len(set(index.tolist())))]
+    result = assemble(study, cluster, reference, simulated=False, extra=notes + sentences,
+                      probabilities=probabilities, heldout=predicted.table)
+    return finish(result, folder)
 
 
-def _screen(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory, folder: Path, seed: int,
-            progress: Progress | None) -> tuple[list[Screened], list[str]]:
-    from spoc_lib.search import run as search
+def saved(study: SearchStudy, space: FlagSpace, judged: int) -> str:
+    """What the twin spared, in launches and in time; judged: engines that only the twin measured."""
+    paid = [r["duration_s"] for r in records(study) if r["state"] in ("complete", "infeasible", "failed")]
+    grid = sum(1 for _ in islice(space.grid(), MOST_COUNTED))
+    more = "more than " if grid == MOST_COUNTED else ""
+    minutes = judged * float(np.mean(paid)) / 60 if paid else 0.0
+    return (f"{len(paid)} real launches of {more}{grid} distinct engines; {judged} more were judged by the twin alone, "
+            f"which saved as many launches, {minutes:,.0f} minutes at this search's mean of "
+            f"{np.mean(paid) if paid else 0:.0f} s each.")
 
+
+def _screen(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory, folder: Path,
+            seed: int, progress: Progress | None) -> tuple[list[Screened], list[str]]:
     try:
-        twin = search.screening_twin(cluster, profile, space, script_factory)
+        twin = screening_twin(cluster, profile, space, script_factory)
     except InputError as error:
         return [], [f"There was no screening, since the twin cannot stand for this engine: {error.message}."]
-    study = search.twin_study(twin, space, script_factory, folder, seed, profile)
+    study = twin_study(twin, space, script_factory, folder, seed, profile)
     reference = pareto.reference_point(cluster.slos)
-    study.run(profile.search_trials, progress=search.throttled(study, reference, progress))
+    study.run(profile.search_trials, progress=throttled(study, reference, progress))
     warnings = twin.engine(space.defaults).passport().get("warnings", [])
     return screened(study), [f"Screening by the twin: {warning}." for warning in warnings]
 
@@ -171,7 +196,8 @@ def _screen(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory
 def noise_findings(study: SearchStudy, cluster: Cluster, seed: int) -> tuple[dict[int, float], list[str]]:
     """({trial: chance to be on the front}, sentences) from the repeats of a study."""
     table = pd.DataFrame([{"trial": t.number, "key": r["key"], "values": r["values"]}
-                          for t in study.trials() if (r := record_of(t)) and r["state"] in ("complete", "infeasible")])
+                          for t in study.trials() if (r := record_of(t)) and r["state"] in ("complete", "infeasible")
+                          and min(r["values"]) > 0])  # noise is a matter of logarithms
     if table.empty:
         return {}, []
     groups = [(int(g["trial"].iloc[0]), np.array(g["values"].tolist(), dtype=float))
@@ -185,7 +211,7 @@ def noise_findings(study: SearchStudy, cluster: Cluster, seed: int) -> tuple[dic
                  f"No engine was measured twice: {noise.UNKNOWN_SD:.0%} of noise is assumed in every objective."]
     first = groups[0][1]
     if len(first) > 1:
-        sentences.append(noise.drift(first[0], first[-1], sd).sentence)
+        sentences.append(noise.drift(first[0], first[-1], sd, study.space.objectives).sentence)
     return {number: float(p) for (number, _), p in zip(groups, chance, strict=True)}, sentences
 
 

@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution
 from spoc_lib.config import Cluster, FlagValue, load_gpu, load_model
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.flags import EngineFlags
-from spoc_lib.search import rules
+from spoc_lib.search import pareto, rules
 from spoc_lib.search.catalogue import Catalogue, flag_name, load_catalogue
 
 Flags = dict[str, FlagValue]
@@ -29,7 +29,8 @@ class FlagSpace:
     fixed: the cluster's own flags, part of every launch;
     defaults: the engine's default of each searched flag on this hardware;
     context: names that rules may compare with (`users`, `context_limit`) and the defaults of all other flags;
-    explicit: pass defaults too (the embedded engine, which stands for any hardware, has no defaults of its own).
+    explicit: pass defaults too (the embedded engine, which stands for any hardware, has no defaults of its own);
+    objectives: what the search is after, as columns of TRIALS.
     """
 
     searched: dict[str, tuple[FlagValue, ...]]
@@ -38,6 +39,7 @@ class FlagSpace:
     context: dict[str, Any]
     explicit: bool
     catalogue: Catalogue = field(repr=False)
+    objectives: pareto.Objectives = pareto.OBJECTIVES
 
     @property
     def size(self) -> int:
@@ -72,6 +74,11 @@ class FlagSpace:
         changed = {k: v for k, v in flags.items() if self.explicit or v != self.defaults[k]}
         return {**self.fixed, **changed}
 
+    def twin_defaults(self) -> Flags:
+        """Defaults of a real engine on this hardware that its twin must be told of (a CPU's blocks are larger)."""
+        return {} if self.explicit else {name: self.context[name] for name in EngineFlags.model_fields
+                                         if self.context.get(name) is not None}
+
     def grid(self) -> Iterator[Flags]:
         """Every distinct valid point, canonical, in the order of the lists."""
         seen: set[str] = set()
@@ -91,9 +98,9 @@ class FlagSpace:
         ]
 
     def digest(self) -> str:
-        """Identity of the space and of what is held fixed, 12 hexadecimal digits."""
+        """Identity of the space, of what is held fixed and of what is asked for, 12 hexadecimal digits."""
         return digest({"searched": self.searched, "fixed": self.fixed, "defaults": self.defaults,
-                       "users": self.context["users"]})
+                       "users": self.context["users"], "objectives": self.objectives})
 
 
 def flags_key(flags: Mapping[str, FlagValue]) -> str:
@@ -102,6 +109,7 @@ def flags_key(flags: Mapping[str, FlagValue]) -> str:
 
 
 def digest(value: Any) -> str:
+    """Twelve hexadecimal digits of SHA-256 over `value` as JSON with sorted keys."""
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[:12]
 
 
@@ -109,7 +117,8 @@ def build_space(cluster: Cluster, catalogue: Catalogue | None = None) -> FlagSpa
     """The space of `cluster`: `search.space` names exactly what varies; without it, what the catalogue marks.
 
     InputError names the field: an unknown flag, an empty list, a value of the wrong type, a flag both fixed and
-    searched, a flag that the embedded engine does not model, or fixed flags that exclude the defaults.
+    searched, a forbidden one that is either, a flag that the embedded engine does not model, or fixed flags that
+    exclude the defaults.
     """
     catalogue = catalogue or load_catalogue()
     gpu, model = load_gpu(cluster.hardware.gpu), load_model(cluster.model)
@@ -126,7 +135,8 @@ def build_space(cluster: Cluster, catalogue: Catalogue | None = None) -> FlagSpa
     context: dict[str, Any] = {name: catalogue.default(name, gpu) for name in catalogue.flags}
     context["users"] = cluster.search.target_users
     context["context_limit"] = fixed.get("max_model_len", model.max_model_len)
-    space = FlagSpace(searched, fixed, defaults, context, cluster.simulated, catalogue)
+    space = FlagSpace(searched, fixed, defaults, context, cluster.simulated, catalogue,
+                      pareto.objectives(cluster.search.objective))
     if reason := space.invalid(defaults):
         raise InputError("bad-space", f"cluster '{cluster.name}': flags and the engine's defaults conflict: {reason}")
     return space
@@ -134,8 +144,10 @@ def build_space(cluster: Cluster, catalogue: Catalogue | None = None) -> FlagSpa
 
 def _named_space(cluster: Cluster, catalogue: Catalogue, fixed: Flags) -> dict[str, list[FlagValue]]:
     where = f"cluster '{cluster.name}': search.space"
+    forbidden = _forbidden(cluster, catalogue, fixed)
     if not cluster.search.space:
-        named = {name: spec.points() for name, spec in catalogue.flags.items() if spec.searched and name not in fixed}
+        named = {name: spec.points() for name, spec in catalogue.flags.items()
+                 if spec.searched and name not in fixed and name not in forbidden}
     else:
         named = {}
         for written, values in cluster.search.space.items():
@@ -149,9 +161,24 @@ def _named_space(cluster: Cluster, catalogue: Catalogue, fixed: Flags) -> dict[s
             if len(set(named[name])) < len(values):
                 raise InputError("bad-space", f"{where}: '{name}' lists a value twice")
     if not named:
-        raise InputError("bad-space", f"{where}: every searchable flag is held fixed under flags: nothing to search")
+        raise InputError("bad-space", f"{where}: every searchable flag is held fixed under flags or forbidden: "
+                         "nothing to search")
     _check_fixed(cluster, catalogue, fixed, named)
     return named
+
+
+def _forbidden(cluster: Cluster, catalogue: Catalogue, fixed: Flags) -> set[str]:
+    """The flags that no launch may set; InputError when one of them is fixed or searched all the same."""
+    where = f"cluster '{cluster.name}': search.forbidden"
+    searched = {flag_name(written) for written in cluster.search.space}
+    forbidden = {flag_name(written) for written in cluster.search.forbidden}
+    for name in sorted(forbidden):
+        catalogue.spec(name, where)
+        for names, place in ((fixed, "held fixed under flags"), (searched, "searched under search.space")):
+            if name in names:
+                raise InputError("forbidden-flag", f"{where}: '{name}' is forbidden and yet {place}: remove one of "
+                                 "the two")
+    return forbidden
 
 
 def _check_fixed(cluster: Cluster, catalogue: Catalogue, fixed: Flags, named: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json
-from spoc_lib.search.run import open_settings
+from spoc_lib.search.settings import open_settings
 
 
 def read_result(folder: Path) -> dict[str, Any]:

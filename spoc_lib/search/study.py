@@ -20,9 +20,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import plain, write_json
-from spoc_lib.search import tickets
+from spoc_lib.search import recommend, tickets
 from spoc_lib.search.evaluate import Evaluator, TrialFailure
-from spoc_lib.search.pareto import DIRECTIONS, OBJECTIVES
+from spoc_lib.search.pareto import DIRECTIONS
 from spoc_lib.search.sampler import RECORD, SlotSampler, interrupted
 from spoc_lib.search.space import Flags, FlagSpace, digest, flags_key
 from spoc_lib.search.storage import open_storage
@@ -152,7 +152,7 @@ class SearchStudy:
                                     sampler=sampler, load_if_exists=True)
         with warnings.catch_warnings():  # names for optuna-dashboard; Optuna still calls them experimental
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(list(OBJECTIVES))
+            study.set_metric_names(list(self.space.objectives))
         return study
 
     def _open_storage(self) -> RDBStorage:
@@ -215,7 +215,7 @@ class SearchStudy:
             record["duration_s"] = time.monotonic() - started
             return self._fail(trial, record, "failed", failure.failure_class, failure.message)
         record |= {"duration_s": measured.duration_s, "constraints": measured.constraints,
-                   "violation": measured.violation, "values": list(measured.values)}
+                   "violation": measured.violation, "values": list(measured.values), "figures": measured.figures}
         if measured.note:
             record["reason"] = measured.note
         return self._answer(trial, record, "complete" if measured.violation <= 0 else "infeasible")
@@ -231,7 +231,7 @@ class SearchStudy:
         record |= {"duplicate_of": earlier.number, "evidence": old["evidence"], "duration_s": 0.0}
         if old["state"] == "failed":
             return self._fail(trial, record, "duplicate", old["failure_class"], old["reason"])
-        record |= {name: old[name] for name in ("constraints", "violation", "values")}
+        record |= {name: old[name] for name in ("constraints", "violation", "values", "figures")}
         return self._answer(trial, record, "duplicate")
 
     def _fail(self, trial: optuna.Trial, record: dict[str, Any], state: str, failure_class: str,
@@ -248,9 +248,7 @@ class SearchStudy:
     def _line(self, trials: int) -> str:
         last = max((t for t in self.trials() if RECORD in t.user_attrs), key=lambda t: t.number)
         record = record_of(last)
-        told = (record["reason"] if "values" not in record else
-                "{:,.0f} tokens/s, p95 TTFT {:.2f} s, p95 ITL {:.1f} ms".format(
-                    record["values"][0], record["values"][1], 1000 * record["values"][2]))
+        told = recommend.point(record["figures"], self.space.objectives) if "figures" in record else record["reason"]
         return f"trial {self.answered()}/{trials} {record['state']}: {told}"
 
 

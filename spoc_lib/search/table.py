@@ -18,34 +18,37 @@ from spoc_lib.search.study import record_of
 INTERRUPTED = "the process ended during this trial; its slot was run again"
 
 
-def trials_table(trials: Sequence[FrozenTrial], reference: pareto.Reference) -> pd.DataFrame:
-    """TRIALS of all answered and interrupted trials, in order. `on_front` marks the feasible front, each distinct
-    engine once, repeats averaged; `hypervolume` is that of the feasible trials so far, in tokens/s
+def trials_table(trials: Sequence[FrozenTrial], reference: pareto.Reference,
+                 objectives: pareto.Objectives = pareto.OBJECTIVES) -> pd.DataFrame:
+    """TRIALS of all answered and interrupted trials, in order. `on_front` marks the feasible front of `objectives`,
+    each distinct engine once, repeats averaged; `hypervolume` is that of the feasible trials so far
     (see `pareto.Reference`)."""
     rows = [_row(t) for t in trials if RECORD in t.user_attrs or interrupted(t)]
     if rows:
         table = pd.DataFrame(rows)
-        points = table[list(pareto.OBJECTIVES)].to_numpy(float)
+        points = table[list(objectives)].to_numpy(float)
         feasible = (table["state"] == "complete").to_numpy()
         for row, volume in zip(rows, pareto.hypervolume_history(points, feasible, reference), strict=True):
             row["hypervolume"] = float(volume)
-        engines = measured_engines(table)
-        member = set(engines["trial"][pareto.front(engines[list(pareto.OBJECTIVES)], engines["feasible"])])
+        engines = measured_engines(table, objectives)
+        member = set(engines["trial"][pareto.front(engines[list(objectives)].to_numpy(float),
+                                                   engines["feasible"].to_numpy(bool))])
         for row in rows:
             row["on_front"] = row["trial"] in member
     return as_table(rows, schemas.TRIALS).to_pandas()
 
 
-def measured_engines(trials: pd.DataFrame) -> pd.DataFrame:
+def measured_engines(trials: pd.DataFrame, objectives: pareto.Objectives = pareto.OBJECTIVES) -> pd.DataFrame:
     """One row a distinct engine that was measured, `trial` its first trial: geometric means of the objectives over
     its repeats, `repeats`, and `feasible`: every repeat met the SLOs. Trials answered from the cache do not count."""
     measured = trials[trials["state"].isin(["complete", "infeasible"])]
     rows = []
     for _, group in measured.groupby("flags", sort=False):
-        means = np.exp(np.log(group[list(pareto.OBJECTIVES)].to_numpy(float)).mean(axis=0))
-        rows.append({"trial": int(group["trial"].iloc[0]), **dict(zip(pareto.OBJECTIVES, means, strict=True)),
+        with np.errstate(divide="ignore"):  # a goodput of nothing stays nothing
+            means = np.exp(np.log(group[list(objectives)].to_numpy(float)).mean(axis=0))
+        rows.append({"trial": int(group["trial"].iloc[0]), **dict(zip(objectives, means, strict=True)),
                      "repeats": len(group), "feasible": bool((group["state"] == "complete").all())})
-    return pd.DataFrame(rows, columns=["trial", *pareto.OBJECTIVES, "repeats", "feasible"])
+    return pd.DataFrame(rows, columns=["trial", *objectives, "repeats", "feasible"])
 
 
 def _row(trial: FrozenTrial) -> dict[str, object]:
@@ -56,11 +59,11 @@ def _row(trial: FrozenTrial) -> dict[str, object]:
 
 
 def _cells(number: int, record: dict) -> dict[str, object]:
-    values = record.get("values") or [None, None, None]
+    figures = record.get("figures") or dict.fromkeys((*pareto.OBJECTIVES, pareto.GOODPUT))
     return {
         "trial": number, "state": record["state"], "driver": record.get("driver"),
         "flags": flags_key(record["flags"]),
-        **dict(zip(pareto.OBJECTIVES, values, strict=True)),
+        **figures,
         "violation": record.get("violation"), "failure_class": record.get("failure_class"),
         "reason": record.get("reason"), "duplicate_of": record.get("duplicate_of"),
         "evidence": record.get("evidence"), "duration_s": record.get("duration_s"),

@@ -16,8 +16,9 @@ def pareto_text(result: Mapping[str, Any]) -> str:
     for other in (result["defaults"], result["nearest"]):
         if other is not None and all(other["trial"] != row["trial"] for row in rows):
             rows.append(other)
-    header = ["", "trial", "tokens/s", "p95 TTFT s", "p95 ITL ms", *flags]
-    body = [[_mark(row, result), str(row["trial"]), *_objectives(row),
+    good = ["goodput/s"] if result["objectives"][0] == "goodput_per_s" else []
+    header = ["", "trial", *good, "tokens/s", "p95 TTFT s", "p95 ITL ms", *flags]
+    body = [[_mark(row, result), str(row["trial"]), *_objectives(row, bool(good)),
              *(str(row["flags"].get(flag, "")) for flag in flags)] for row in rows]
     widths = [max(len(line[i]) for line in [header, *body]) for i in range(len(header))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in [header, *body]]
@@ -32,8 +33,9 @@ def _mark(row: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     return "+".join(marks)
 
 
-def _objectives(row: Mapping[str, Any]) -> list[str]:
+def _objectives(row: Mapping[str, Any], goodput: bool) -> list[str]:
     values = (row["output_tokens_per_s"], row["ttft_p95_s"], row["itl_p95_s"])
     if any(value is None or value != value for value in values):
-        return [str(row["failure_class"]), "", ""]
-    return [f"{values[0]:,.0f}", f"{values[1]:.2f}", f"{1000 * values[2]:.1f}"]
+        return [str(row["failure_class"]), "", "", *([""] if goodput else [])]
+    return [*([f"{row['goodput_per_s']:,.2f}"] if goodput else []),
+            f"{values[0]:,.0f}", f"{values[1]:.2f}", f"{1000 * values[2]:.1f}"]

@@ -23,7 +23,7 @@ from spoc_lib.search.recorded import RecordedScript
 from spoc_lib.search.space import Flags, FlagSpace
 from spoc_lib.sweep.drivers import FreshUsers
 from spoc_lib.sweep.rung import summarise
-from spoc_lib.sweep.slo import RungSamples
+from spoc_lib.sweep.slo import RungSamples, goodput
 from spoc_lib.workload.script import ConversationScript
 
 #: Decodes share the steps that compute the first histories.
@@ -58,7 +58,8 @@ class TwinEvaluator:
 
     def engine(self, flags: Flags) -> EmbeddedEngine:
         """The twin with `flags`; InputError when it cannot be built."""
-        return EmbeddedEngine.from_cluster(self.cluster, overrides={**self.space.fixed, **flags})
+        return EmbeddedEngine.from_cluster(self.cluster, overrides={**self.space.twin_defaults(), **self.space.fixed,
+                                                                    **flags})
 
     def evaluate(self, flags: Flags, folder: Path, repeat: int = 0) -> Measurement:
         """Measure `flags`; evidence: command, engine, requests, metrics, rung. The chunks are left out: the seed
@@ -75,8 +76,10 @@ class TwinEvaluator:
                              self.driver, gap_cap_s=self.gap_cap_s)
         if self.evidence:
             self._leave(folder, flags, engine, run, {"rung": row, "slo": slo})
+        samples = RungSamples(run.requests, run.chunks, run.window)
         return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started,
-                           samples=RungSamples(run.requests, run.chunks, run.window))
+                           samples=samples, goodput_per_s=goodput(samples, self.cluster.slos)["good_per_s"],
+                           objectives=self.space.objectives)
 
     def _leave(self, folder: Path, flags: Flags, engine: EmbeddedEngine, run: VirtualRun, summary: dict) -> None:
         write_text(folder / "command.txt", recommend.command(self.cluster, {**self.space.fixed, **flags}) + "\n")

@@ -142,11 +142,17 @@ def test_collapsed_trials_are_failures(changes, words):
 
 
 def test_constraints_are_shares_of_the_limit():
-    slo = [{"persona": "all", "metric": "ttft", "percentile": 95.0, "limit_s": 5.0, "value_s": 6.0},
-           {"persona": "p", "metric": "itl", "percentile": 95.0, "limit_s": 0.05, "value_s": float("inf")}]
+    slo = [{"persona": "all", "metric": "ttft", "percentile": 95.0, "limit_s": 5.0, "value_s": 6.0, "samples": 40},
+           {"persona": "p", "metric": "itl", "percentile": 95.0, "limit_s": 0.05, "value_s": float("inf"),
+            "samples": 9},
+           {"persona": "all", "metric": "error_rate", "percentile": 99.0, "value_s": float("nan"), "samples": 40,
+            "beyond_ratio": 0.03},
+           {"persona": "q", "metric": "ttft", "percentile": 95.0, "limit_s": 5.0, "value_s": float("nan"),
+            "samples": 0}]
     found = measurement(row(), slo, users=100, driver="virtual", duration_s=1.0)
-    assert found.constraints == {"all ttft p95": pytest.approx(0.2), "p itl p95": 100.0}
-    assert found.violation == pytest.approx(100.2)
+    assert found.constraints == {"all ttft p95": pytest.approx(0.2), "p itl p95": 100.0,
+                                 "all error_rate p99": pytest.approx(2.0)}
+    assert found.violation == pytest.approx(102.2)
 
 
 def test_a_folder_keeps_to_its_search(tmp_path):

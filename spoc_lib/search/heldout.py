@@ -1,0 +1,122 @@
+"""Does the twin predict what it has not seen? It is fitted to one launch and held against all others.
+
+The one launch is the defaults': its requests and the server's gauge give the step-time parameters
+(`engine.steptime.fit_run`). Every other launch differs in its flags, so its figures are predictions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from spoc_lib.config import Cluster
+from spoc_lib.core.errors import InputError
+from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.steptime.calibrate import calibrate_run
+from spoc_lib.engine.steptime.model import StepTimeModel
+from spoc_lib.engine.steptime.parameters import Parameters
+from spoc_lib.search import recommend
+from spoc_lib.search.evaluate import TrialFailure
+from spoc_lib.search.space import Flags, FlagSpace, flags_key
+from spoc_lib.search.study import SearchStudy, record_of
+from spoc_lib.search.twin import TwinEvaluator
+
+COLUMNS = ["trial", "changed", "objective", "label", "measured", "twin", "calibrated", "twin_error_ratio",
+           "calibrated_error_ratio"]
+
+
+@dataclass
+class CalibratedTwin(TwinEvaluator):
+    """The twin with step-time parameters of its own."""
+
+    parameters: Parameters | None = field(default=None, kw_only=True)
+
+    def engine(self, flags: Flags) -> EmbeddedEngine:
+        engine = super().engine(flags)
+        if self.parameters is None or not isinstance(engine.step_time, StepTimeModel):
+            return engine
+        return dataclasses.replace(engine, step_time=engine.step_time.with_parameters(self.parameters))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """table: COLUMNS, one row a launch and objective (errors: predicted / measured - 1); sentence: the finding."""
+
+    table: pd.DataFrame
+    sentence: str
+
+
+def held_out(study: SearchStudy, cluster: Cluster, twin: Callable[[Parameters | None], CalibratedTwin]) -> HeldOut:
+    """Fit the twin to trial 0 of a real study and predict its other measured launches, each engine once.
+
+    twin: makes the twin with given parameters (None: as shipped) at the users and seconds of the launches.
+    """
+    trials = _distinct(study)
+    if len(trials) < 2 or trials[0]["flags"] != study.space.defaults:
+        return HeldOut(_empty(), "The twin was not held against the launches: the defaults and another engine must be "
+                       "measured for that.")
+    try:
+        parameters = _fit(study.folder / trials[0]["evidence"], cluster, study.space)
+    except InputError as error:
+        return HeldOut(_empty(), f"The twin could not be fitted to the defaults' launch: {error.message}.")
+    before, after = twin(None), twin(parameters)
+    rows: list[dict[str, Any]] = []
+    for record in trials[1:]:
+        try:
+            raw, fitted = (one.evaluate(record["flags"], study.folder).figures for one in (before, after))
+        except TrialFailure:
+            continue  # the twin refuses the flags: it predicts nothing there
+        rows += [_row(record, name, study.space, raw[name], fitted[name]) for name in study.space.objectives]
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return HeldOut(table, _sentence(table))
+
+
+def _distinct(study: SearchStudy) -> list[dict[str, Any]]:
+    """Records of the measured launches, the first of each engine, with their trial's number."""
+    found: dict[str, dict[str, Any]] = {}
+    for trial in study.trials():
+        record = record_of(trial)
+        if record.get("state") in ("complete", "infeasible"):
+            found.setdefault(flags_key(record["flags"]), {"trial": trial.number, **record})
+    return list(found.values())
+
+
+def _fit(evidence: Path, cluster: Cluster, space: FlagSpace) -> Parameters:
+    budget = {**space.context, **space.fixed, **space.defaults}["max_num_batched_tokens"]
+    return calibrate_run(cluster.model, evidence / "requests.parquet", evidence / "metrics.parquet",
+                         gpu_name=cluster.hardware.gpu, gpu_count=cluster.hardware.count,
+                         batched_tokens=int(budget)).parameters
+
+
+def _row(record: dict[str, Any], name: str, space: FlagSpace, twin: float | None,
+         calibrated: float | None) -> dict[str, Any]:
+    measured = record["figures"][name]
+    changed = ", ".join(f"{flag} {value}" for flag, value in record["flags"].items() if value != space.defaults[flag])
+    return {"trial": record["trial"], "changed": changed, "objective": name, "label": recommend.LABELS[name][0],
+            "measured": measured, "twin": twin, "calibrated": calibrated,
+            "twin_error_ratio": _error(twin, measured), "calibrated_error_ratio": _error(calibrated, measured)}
+
+
+def _error(predicted: float | None, measured: float | None) -> float:
+    return predicted / measured - 1 if predicted is not None and measured else np.nan
+
+
+def _sentence(table: pd.DataFrame) -> str:
+    if table.empty:
+        return "The twin refuses the flags of every other launch, so it predicts none."
+    parts = []
+    for label, rows in table.groupby("label", sort=False):
+        after, before = (rows[name].abs().mean() for name in ("calibrated_error_ratio", "twin_error_ratio"))
+        parts.append(f"{after:.0%} in {label} ({before:.0%} as shipped)")
+    return (f"The twin, fitted to the defaults' launch alone, predicts the {table['trial'].nunique()} other engines, "
+            f"which it has not seen, with a mean absolute error of {', '.join(parts)}.")
+
+
+def _empty() -> pd.DataFrame:
+    return pd.DataFrame(columns=COLUMNS)
