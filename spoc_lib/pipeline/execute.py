@@ -17,12 +17,15 @@ from typing import Any
 from spoc_lib import config
 from spoc_lib.core.errors import GateError, InputError, SpocError
 from spoc_lib.core.files import read_json, write_text
+from spoc_lib.core.limits import need_file_handles
 from spoc_lib.pipeline import record
 from spoc_lib.pipeline.parameters import STAGES, Common, check
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import html, index
 
 Say = Callable[[str], None]
+#: What a notebook's kernel and papermill have open at once, at most.
+HANDLES = 256
 
 
 def notebooks_dir() -> Path:
@@ -89,6 +92,7 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     _write_whole_notebooks()
+    need_file_handles(HANDLES)
     stage = STAGES[number]
     output = run.folder / f"{stage.notebook}.ipynb"
     run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters)
@@ -138,15 +142,16 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
 
 
 def _write_whole_notebooks() -> None:
-    """Papermill saves the notebook after every cell, in place: a kill or a full disk would leave half of it."""
+    """Papermill saves the notebook after every cell, in place: a kill or a full disk would leave half of it. Ours are
+    absolute paths, which its handlers know by their beginning like any other scheme."""
     from papermill.iorw import LocalHandler, papermill_io
 
     class Whole(LocalHandler):
         def write(self, buf: str, path: str) -> None:
             write_text(path, buf)
 
-    if type(papermill_io.get_handler("local")).__name__ != Whole.__name__:
-        papermill_io.register("local", Whole())
+    if type(papermill_io.get_handler(os.sep)).__name__ != Whole.__name__:
+        papermill_io.register(os.sep, Whole())
 
 
 class _watch:

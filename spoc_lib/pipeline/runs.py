@@ -53,7 +53,7 @@ class Run:
                 "bad-run-id",
                 f"run id {base[:80]!r} must be a plain name of letters, digits, '.', '_' and '-', without a folder",
             )
-        inside = inside or outputs_dir()
+        inside = (inside or outputs_dir()).resolve()
         inside.mkdir(parents=True, exist_ok=True)
         for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
             folder = inside / (base + suffix)

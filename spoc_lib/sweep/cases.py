@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from spoc_lib.config import Cluster, Profile
 from spoc_lib.core.errors import InputError
+from spoc_lib.core.limits import worker_pool
 from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.engine.steptime.model import StepTimeModel
 from spoc_lib.sweep.drivers import Timing, virtual_rung
 from spoc_lib.sweep.quick import QuickCapacity, quick_capacity
 from spoc_lib.workload import build_script
@@ -37,7 +37,7 @@ class Case:
     flags: dict[str, Any] = field(default_factory=dict)
     gap_cap_s: float = 60.0
     think_scale: float = 1.0
-    start: str = "stationary"
+    start: Literal["cold", "stationary"] = "stationary"
     measured_s: float = 300.0
     warmup_s: float = 30.0
     seed: int = 1
@@ -59,8 +59,8 @@ class Case:
         engine = EmbeddedEngine.from_cluster(self.cluster, self.flags)
         if not self.parameters:
             return engine
-        changed = engine.step_time.parameters.model_copy(update=self.parameters)
-        return replace(engine, step_time=engine.step_time.with_parameters(changed))
+        model = step_model(engine)
+        return replace(engine, step_time=model.with_parameters(model.parameters.model_copy(update=self.parameters)))
 
     def script(self, engine: EmbeddedEngine) -> ConversationScript:
         from spoc_lib.workload.personas import load_personas
@@ -97,7 +97,7 @@ def answers(cases: Sequence[Case], workers: int | None = None) -> list[QuickCapa
     if workers < 2:
         found = [_judged(group) for group in groups]
     else:
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with worker_pool(workers) as pool:
             found = list(pool.map(_judged, groups))
     placed = {number: answer for numbers, group in zip(alike.values(), found, strict=True)
               for number, answer in zip(numbers, group, strict=True)}
@@ -109,6 +109,13 @@ def _judged(cases: Sequence[Case]) -> list[QuickCapacity | str]:
         return list(judged(cases))
     except InputError as error:
         return [str(error)] * len(cases)
+
+
+def step_model(engine: EmbeddedEngine) -> StepTimeModel:
+    """The engine's step time as the model whose parameters can be changed; TypeError for any other."""
+    if not isinstance(engine.step_time, StepTimeModel):
+        raise TypeError(f"a {type(engine.step_time).__name__} has no parameters to change")
+    return engine.step_time
 
 
 class Paced:

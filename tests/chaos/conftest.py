@@ -70,7 +70,7 @@ class Place:
                                 env=self.environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 start_new_session=True, preexec_fn=before)
 
-    def spoc(self, *words: str, check: int | None = 0, timeout: float = 240, **more: Any
+    def spoc(self, *words: str, check: int | None = 0, timeout: float = 900, **more: Any
              ) -> subprocess.CompletedProcess:
         process = self.start(*words, **more)
         try:

@@ -14,7 +14,7 @@ import time
 import pandas as pd
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 class Proxy:

@@ -11,7 +11,7 @@ import pytest
 
 from spoc_lib.pipeline.parameters import STAGES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def stop(place, process, how: str) -> str:
