@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -67,11 +67,13 @@ def record(
             time.sleep(duration)
     except KeyboardInterrupt:
         print("spoc: interrupted; what was recorded so far is kept", file=sys.stderr)
-    found = {"file": out, "samples": len(recorder.metrics), "alignment_error_s": recorder.alignment_error_s,
-             "overhead_ratio": recorder.overhead(), "problems": recorder.problems,
-             "window": window_summary(recorder.metrics, recorder.started_s, recorder.ended_s)}
+    aligned_s = recorder.alignment_error_s
+    found: dict[str, Any] = {
+        "file": out, "samples": len(recorder.metrics), "alignment_error_s": aligned_s,
+        "overhead_ratio": recorder.overhead(), "problems": recorder.problems,
+        "window": window_summary(recorder.metrics, recorder.started_s, recorder.ended_s)}
     emit(found, json, "\n".join([
-        f"{found['samples']} samples in {out}; time stamps good to {1e3 * found['alignment_error_s']:.1f} ms",
+        f"{found['samples']} samples in {out}; time stamps good to {1e3 * aligned_s:.1f} ms",
         *recorder.problems]))
     if not len(recorder.metrics):
         raise typer.Exit(1)

@@ -77,13 +77,13 @@ class RungBook:
               budget: int | None = None, on_ladder: bool = False) -> Entry:
         """Like `entry`, for a rung that is not shown among the others."""
         path = self.path(number) / "rung.json"
-        key = plain({**key, "slos": [slo.model_dump() for slo in self.slos]})
+        known_by: dict[str, Any] = plain({**key, "slos": [slo.model_dump() for slo in self.slos]})
         if path.exists():
             known = _restored(read_json(path, "rung"))
-            if known.key == key:
+            if known.key == known_by:
                 return known
         record = play()
-        found = self._summarised(number, key, record, budget, on_ladder)
+        found = self._summarised(number, known_by, record, budget, on_ladder)
         store(record, path.parent)
         write_json(path, asdict(found))
         return _restored(read_json(path, "rung"))

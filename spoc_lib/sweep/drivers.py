@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import yaml
@@ -86,7 +86,9 @@ class FreshUsers:
     def script(self, salt: int) -> ConversationScript:
         """The script of the rung with this salt, its seed moved on by the salt."""
         script = self._factory(salt)
-        return dataclasses.replace(script, seed=script.seed + salt) if self.reseeds else script
+        if not self.reseeds:
+            return script
+        return dataclasses.replace(cast(Any, script), seed=script.seed + salt)  # `reseeds`: it is a dataclass
 
     def plain(self, salt: int) -> ConversationScript:
         """The factory's own script: what a load plan with the same seed and salt plays over HTTP."""

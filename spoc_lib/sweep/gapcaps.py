@@ -19,10 +19,9 @@ def capacity_by_gap_cap(case: Case, caps_s: Sequence[float] = GAP_CAPS_S) -> pd.
     """
     caps = sorted({*map(float, caps_s), float(case.gap_cap_s)})
     rows = []
-    for cap, found in zip(caps, answers([case.changed(gap_cap_s=cap) for cap in caps]), strict=True):
-        refused = isinstance(found, str)
-        rows.append({"gap_cap_s": cap, "max_users": None if refused else found.users,
-                     "low": None if refused else found.users, "high": None if refused else found.missed,
-                     "binding": None if refused else found.binding, "in_use": cap == case.gap_cap_s,
-                     "reason": found if refused else None})
+    for cap, one in zip(caps, answers([case.changed(gap_cap_s=cap) for cap in caps]), strict=True):
+        found = None if isinstance(one, str) else one
+        rows.append({"gap_cap_s": cap, "max_users": found and found.users, "low": found and found.users,
+                     "high": found and found.missed, "binding": found and found.binding,
+                     "in_use": cap == case.gap_cap_s, "reason": one if isinstance(one, str) else None})
     return pd.DataFrame(rows).astype({"max_users": "Int64", "low": "Int64", "high": "Int64"})

@@ -69,14 +69,14 @@ def table(asked: Sequence[tuple[str, str, Case]], found: Sequence[QuickCapacity 
     binding, outside (sentences on the measured range, joined), reason (why there is no answer)."""
     base = found[0].users if not isinstance(found[0], str) else 0
     rows = []
-    for (name, value, case), answer in zip(asked, found, strict=True):
-        known = not isinstance(answer, str)
+    for (name, value, case), one in zip(asked, found, strict=True):
+        answer = None if isinstance(one, str) else one
         rows.append({
             "cluster": case.cluster.name, "asked": name, "value": value,
-            "users": answer.users if known else None, "missed": answer.missed if known else None,
-            "change": answer.users / base - 1 if known and base else None,
-            "binding": answer.binding if known else None,
-            "outside": "; ".join(answer.passport["outside"]) if known else None,
-            "reason": None if known else answer,
+            "users": answer and answer.users, "missed": answer and answer.missed,
+            "change": answer.users / base - 1 if answer and base else None,
+            "binding": answer and answer.binding,
+            "outside": "; ".join(answer.passport["outside"]) if answer else None,
+            "reason": one if isinstance(one, str) else None,
         })
     return pd.DataFrame(rows).astype({"users": "Int64", "missed": "Int64", "change": float})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.core.stats import percentile
 from spoc_lib.engine import virtual
 from spoc_lib.engine.embedded import EmbeddedEngine
-from spoc_lib.sweep.cases import Case, answers
+from spoc_lib.sweep.cases import Case, answers, step_model
 from spoc_lib.sweep.drivers import RungRecord
 from spoc_lib.sweep.slo import RungSamples
 from spoc_lib.workload.script import NEVER_S, ConversationScript, Segment, Turn, UserScript
@@ -116,7 +117,7 @@ def _percentile(values: np.ndarray, q: float) -> float:
 
 def throttled(engine: EmbeddedEngine, factor: float) -> EmbeddedEngine:
     """The engine with one of its GPUs at `factor` of its clock (`StepTimeModel.throttled`)."""
-    return replace(engine, step_time=engine.step_time.throttled(factor))
+    return replace(engine, step_time=step_model(engine).throttled(factor))
 
 
 def throttle_effect(case: Case, users: int, factor: float = 0.7) -> pd.DataFrame:
@@ -126,7 +127,7 @@ def throttle_effect(case: Case, users: int, factor: float = 0.7) -> pd.DataFrame
     the medians. The users and what they ask are the same in both.
     """
     engine = case.engine()
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, one in (("", engine), ("throttled_", throttled(engine, factor))):
         run = virtual.play(case.script(one), users, engine=one, duration_s=240.0 + case.measured_s, warmup_s=240.0,
                            seed=case.seed)
@@ -148,7 +149,7 @@ def best_budgets(case: Case, budgets: Sequence[int] = BUDGETS[1:], gaps_us: Sequ
     Columns cluster, gap_prefill_us, calibrated, max_num_batched_tokens, users, missed, best: within the bisection's
     own width of the most users at that gap; null users where the engine refuses the budget.
     """
-    calibrated = case.engine().step_time.parameters.gap_prefill_us
+    calibrated = step_model(case.engine()).parameters.gap_prefill_us
     asked = [(gap, budget) for gap in sorted({calibrated, *gaps_us}) for budget in budgets]
     found = answers([with_budget(case, budget).changed(parameters={**case.parameters, "gap_prefill_us": gap})
                      for gap, budget in asked])

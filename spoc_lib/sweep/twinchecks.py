@@ -43,7 +43,7 @@ class TwinChecks:
         """The lessons, asked at the limit's users and script with one flag changed."""
         flags = EmbeddedEngine.from_cluster(self.cluster, self.flags).flags
         budget, rungs = flags.max_num_batched_tokens, self.book.rungs()
-        asked = [{"enable_prefix_caching": False}] if flags.enable_prefix_caching else []
+        asked: list[dict[str, Any]] = [{"enable_prefix_caching": False}] if flags.enable_prefix_caching else []
         asked += [{"max_num_batched_tokens": other} for other in (max(budget // 4, flags.max_num_seqs), budget * 2)
                   if other != budget]
         rows = {str(changed): self._variant(number, limit, changed) for number, changed in enumerate(asked)}

@@ -107,8 +107,8 @@ def fetch_run(prometheus_url: str, start_wall_s: float, end_wall_s: float, *, an
     interval_s = scrape_interval(client, timeout_s)
     holes = _holes(client, list(_spans(start_wall_s + skew_s, end_wall_s + skew_s, step_s)), step_s,
                    max(step_s, interval_s), timeout_s)
-    for begin, end in holes:
-        inside = metrics["time_s"].between(theirs.to_monotonic(begin) + step_s, theirs.to_monotonic(end),
+    for before, after in holes:
+        inside = metrics["time_s"].between(theirs.to_monotonic(before) + step_s, theirs.to_monotonic(after),
                                            inclusive="neither")
         metrics = metrics[~inside].reset_index(drop=True)
     origin_s = anchor.to_monotonic(start_wall_s)
@@ -120,8 +120,8 @@ def _holes(client: PrometheusConnect, spans: Sequence[tuple[int, int]], step_s: 
            timeout_s: float) -> list[tuple[float, float]]:
     """(begin, end), Unix times between which Prometheus itself scraped nothing: a range query would repeat its last
     samples there for five minutes as if they were new."""
-    scraped = sorted({float(text) for begin, end in spans
-                      for result in _query(client, f"timestamp({SCRAPED})", begin, end, step_s, timeout_s)
+    scraped = sorted({float(text) for first, last in spans
+                      for result in _query(client, f"timestamp({SCRAPED})", first, last, step_s, timeout_s)
                       for _, text in result["values"]})
     return [(before, after) for before, after in itertools.pairwise(scraped) if after - before > 2.5 * interval_s]
 
