@@ -193,3 +193,12 @@ def test_small_files_that_mean_too_much_are_refused_at_once(text, words, tmp_pat
     with pytest.raises(InputError, match=words):
         yamlfile.load(Cluster, tmp_path / "bomb.yaml")
     assert time.process_time() - began < 20
+
+
+def test_traces_larger_than_memory_would_hold_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("spoc_lib.workload.traces.importers.LARGEST_BYTES", 300)
+    (tmp_path / "one.json").write_text(json.dumps(TRACES["messages.json"] * 9))
+    (tmp_path / "two.jsonl").write_text(json.dumps(TRACES["mooncake.jsonl"][0] | {"x": "y" * 400}) + "\n")
+    for name, words in (("one.json", "larger than 300 bytes"), ("two.jsonl", "line 1 is longer than 300 bytes")):
+        with pytest.raises(InputError, match=words):
+            import_path(tmp_path / name)

@@ -24,6 +24,8 @@ from spoc_lib.workload.traces import hub
 from spoc_lib.workload.traces.result import ImportResult
 from spoc_lib.workload.traces.sessions import PrefixIndex, Reject, Session
 
+#: A record is held in memory as a whole, so none may be larger; nor may a file that is one JSON value.
+LARGEST_BYTES = 1 << 30
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
 FORMATS = ("SWE-agent .traj, OpenAI-style or ShareGPT messages (json, jsonl, parquet), kv-cache-tester (json, "
            "parquet), Mooncake (jsonl), hub:OWNER/NAME[:SPLIT]")
@@ -112,6 +114,8 @@ class _Reader:
 
     def _json(self, path: Path) -> None:
         try:
+            if path.stat().st_size > LARGEST_BYTES:
+                raise Reject(f"it is larger than {LARGEST_BYTES:,} bytes: write one record a line (.jsonl)")
             value = parsed(path.read_bytes())
         except Reject:
             if path.suffix.lower() == ".json" and _looks_like_lines(path):
@@ -130,7 +134,9 @@ class _Reader:
     def _lines(self, path: Path) -> None:
         def records() -> Iterator[tuple[str, Any]]:
             with open(path, "rb") as handle:
-                for k, line in enumerate(handle, 1):
+                for k, line in enumerate(iter(lambda: handle.readline(LARGEST_BYTES + 1), b""), 1):
+                    if len(line) > LARGEST_BYTES:
+                        raise Reject(f"its line {k} is longer than {LARGEST_BYTES:,} bytes")
                     if line.strip():
                         try:
                             yield f"{path.name} line {k}", parsed(line)
@@ -231,7 +237,7 @@ def parsed(data: bytes) -> Any:
 
 def _looks_like_lines(path: Path) -> bool:
     with open(path, "rb") as handle:
-        first = handle.readline()
+        first = handle.readline(LARGEST_BYTES)
     try:
         parsed(first)
     except Reject:
