@@ -99,11 +99,12 @@ def best(
     from spoc_lib.search.settings import open_settings, settings_models
     from spoc_lib.search.stored import read_result
 
-    if form not in FORMATS:
+    chosen = next((one for one in FORMATS if one == form), None)
+    if chosen is None:
         raise InputError("bad-format", f"--format: unknown format '{form}': use one of {', '.join(FORMATS)}")
     result = read_result(folder)
     cluster, _ = settings_models(open_settings(folder))
-    text = command(cluster, result["command_flags"], form)
+    text = command(cluster, result["command_flags"], chosen)
     emit({"command": text, "format": form, "flags": result["command_flags"], "trial": result["chosen_trial"],
           "meets_slos": result["knee"] is not None}, json, text.rstrip("\n"))
     if result["knee"] is None:

@@ -39,13 +39,17 @@ class Range(Strict):
             raise ValueError("a linear range needs 'step'")
         return self
 
+    def _at(self, index: int) -> float:
+        if self.step is None or self.scale == "log":
+            return self.low * 2 ** (index / self.per_octave)
+        return self.low + index * self.step
+
     def points(self, kind: type) -> list[FlagValue]:
         """The values of the range, ascending, as `kind` (int or float), without repeats."""
         raw: list[float] = []
         index = 0
         while True:
-            value = (self.low * 2 ** (index / self.per_octave) if self.scale == "log"
-                     else self.low + index * self.step)
+            value = self._at(index)
             if value > self.high * (1 + 1e-9):
                 break
             raw.append(value)

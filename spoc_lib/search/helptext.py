@@ -1,8 +1,10 @@
-"""The engine's own word on its flags: `--help` of the very command that will be launched."""
+"""The engine's own word on its flags: `--help` of the very command, or container image, that will be launched."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +13,7 @@ from spoc_lib.config import Cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_text
 from spoc_lib.search.space import FlagSpace
+from spoc_lib.servers.commands import help_command
 
 #: New engines print only groups on --help, and everything on --help=all; old ones know the first alone.
 QUESTIONS = ("--help=all", "--help")
@@ -25,23 +28,23 @@ def check_flags(cluster: Cluster, space: FlagSpace, folder: Path) -> str | None:
 
     InputError naming a flag that the engine does not know. A sentence when it could not be asked, else None.
     """
-    if cluster.engine.kind != "process":
-        return f"The flags were not checked against the engine's own help: it is a {cluster.engine.kind}."
     path = Path(folder) / "help.txt"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ask(cluster.engine.command)
+    text = path.read_text(encoding="utf-8") if path.is_file() else ask(cluster)
     if text is None:
-        return ("The flags were not checked against the engine's own help: "
-                f"'{cluster.engine.command[0]} … --help' printed no list of flags.")
+        asked = shlex.join(help_command(cluster, QUESTIONS[-1]).arguments)
+        return f"The flags were not checked against the engine's own help: '{asked}' printed no list of flags."
     write_text(path, text)
     refuse_unknown([*space.searched, *space.fixed], options(text), cluster.name)
     return None
 
 
-def ask(command: list[str]) -> str | None:
-    """The help text of `command`; None when it prints none."""
+def ask(cluster: Cluster) -> str | None:
+    """The help text of the cluster's engine; None when it prints none."""
     for question in QUESTIONS:
+        command = help_command(cluster, question)
         try:
-            done = subprocess.run([*command, question], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            done = subprocess.run(command.arguments, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+                                  env={**os.environ, **command.environment}, cwd=command.directory)
         except (OSError, subprocess.TimeoutExpired):
             return None
         if len(options(done.stdout)) >= LEAST_FLAGS:

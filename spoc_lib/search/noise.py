@@ -51,7 +51,7 @@ def membership(repeats: Sequence[np.ndarray], sd: np.ndarray, limits: np.ndarray
     hits = np.zeros(len(means))
     for _ in range(draws):
         points = np.exp(means + errors * random.standard_normal(means.shape))
-        hits += pareto.front(points, (points[:, 1:] <= limits[1:]).all(axis=1))
+        hits += pareto.front(points, np.all(points[:, 1:] <= limits[1:], axis=1))
     return hits / draws
 
 

@@ -15,6 +15,7 @@ from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.space import Flags, FlagSpace
 from spoc_lib.search.twin import ScriptFactory
 from spoc_lib.servers import LaunchFailure, launch
+from spoc_lib.servers.commands import required
 from spoc_lib.sweep.slo import RungSamples, goodput
 
 VERSION_TIMEOUT_S = 120
@@ -95,8 +96,8 @@ def engine_version(cluster: Cluster) -> str:
     if engine.kind == "embedded":
         return f"embedded {version('spoc-workbench')}"
     if engine.kind == "container":
-        return engine.image
-    program = engine.command[0]
+        return required(engine.image, "image")
+    program = required(engine.command, "command")[0]
     asked = ([program, "-c", "import importlib.metadata as m; print(m.version('vllm'))"]
              if Path(program).name.startswith("python") else [program, "--version"])
     try:

@@ -14,7 +14,7 @@ from spoc_lib.search.space import Flags
 from spoc_lib.servers.commands import flag_arguments, model_argument, shell_command
 
 Format = Literal["shell", "compose", "kubernetes"]
-FORMATS = get_args(Format)
+FORMATS: tuple[Format, ...] = get_args(Format)
 IMAGE = "vllm/vllm-openai:latest"
 PORT = 8000
 LABELS = {THROUGHPUT: ("output tokens/s", "higher"), GOODPUT: ("goodput, requests/s", "higher"),

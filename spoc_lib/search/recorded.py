@@ -31,13 +31,7 @@ class RecordedUser:
         self._record, self._place = record, 0
         self._live: UserScript | None = None
         self._recording = True
-        self._persona: str | None = None
-
-    @property
-    def persona(self) -> str:
-        if self._persona is None:
-            self._persona = self._record[0][1].persona if self._record else self._script.user(self.user).persona
-        return self._persona
+        self.persona = record[0][1].persona if record else script.user(number).persona
 
     def next(self, history_tokens: int) -> Turn:
         """See `UserScript.next`."""

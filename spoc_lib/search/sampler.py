@@ -34,14 +34,14 @@ class SlotSampler(NSGAIISampler):
     def __init__(self, *, seed: int, population_size: int, distributions: Mapping[str, BaseDistribution],
                  unwanted: Unwanted | None = None) -> None:
         super().__init__(seed=seed, population_size=population_size)
-        self._seed = seed
+        self._seed, self._population = seed, population_size
         self._distributions = dict(distributions)
         self._unwanted = unwanted
         self._start(slot=0)
 
     def _start(self, slot: int) -> None:
         breeding, drawing, mutating = np.random.SeedSequence([self._seed, slot]).generate_state(3)
-        self._breeder = _Breeder(seed=int(breeding), population_size=self.population_size)
+        self._breeder = _Breeder(seed=int(breeding), population_size=self._population)
         # A stream of its own: with one seed for both, a mutated value would repeat the crossover's first draw.
         self._drawer = RandomSampler(seed=int(drawing))
         self._mutation = np.random.default_rng(int(mutating))
@@ -59,8 +59,8 @@ class SlotSampler(NSGAIISampler):
             if name not in child:  # the first generation, or a mutated gene
                 child[name] = self._drawer.sample_independent(study, trial, name, distribution)
         unwanted = self._unwanted() if self._unwanted else None
-        for _ in range(ATTEMPTS if unwanted else 0):
-            if not unwanted(child):
+        for _ in range(ATTEMPTS):
+            if unwanted is None or not unwanted(child):
                 break
             name = str(self._mutation.choice(list(search_space)))
             child[name] = self._drawer.sample_independent(study, trial, name, search_space[name])

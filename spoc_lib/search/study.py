@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import optuna
 from optuna.storages import RDBStorage
@@ -179,10 +179,10 @@ class SearchStudy:
         """The first worker puts one waiting trial a slot into the database; each is then taken exactly once."""
         tickets.issue(self.study, self._open_storage(), list(self.initial), trials)
 
-    def _unwanted(self) -> Callable[[dict[str, Any]], bool]:
+    def _unwanted(self) -> Callable[[Mapping[str, Any]], bool]:
         keys = {record_of(t).get("key") for t in self.trials()}
 
-        def unwanted(params: dict[str, Any]) -> bool:
+        def unwanted(params: Mapping[str, Any]) -> bool:
             flags = self.space.canonical(params)
             return (self.key.of(flags) in keys or self.space.invalid(flags) is not None
                     or (self.avoid is not None and self.avoid(self, flags) is not None))
@@ -192,7 +192,7 @@ class SearchStudy:
     def _objective(self, trial: optuna.Trial) -> tuple[float, ...]:
         params = {name: trial.suggest_categorical(name, dist.choices)
                   for name, dist in self.space.distributions().items()}
-        flags = self.space.canonical(params)
+        flags = self.space.canonical(cast("Flags", params))  # Optuna allows None as a choice, a space has none
         key = self.key.of(flags)
         folder = self.folder / "trials" / f"{trial.number:04d}"
         record: dict[str, Any] = {"flags": flags, "key": key, "driver": self.evaluator.driver,

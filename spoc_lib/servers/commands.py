@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -18,6 +18,7 @@ from spoc_lib.config import Cluster, data_dir, load_model
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_text
 
+Value = TypeVar("Value")
 CONTAINER_PORT = 8000
 CONTAINER_ENGINES = ("docker", "podman")
 #: Passed into a container where set here: the key of a model hub.
@@ -87,12 +88,34 @@ def launch_command(cluster: Cluster, flags: Mapping[str, Any], port: int) -> lis
     if kind == "embedded":
         return _embedded(cluster.name, flags, port)
     if kind == "process":
-        return [*cluster.engine.command, *flag_arguments(merged_flags(cluster, flags)),
+        return [*required(cluster.engine.command, "command"), *flag_arguments(merged_flags(cluster, flags)),
                 "--host", "127.0.0.1", "--port", str(port)]
     if kind == "container":
         return _container(cluster, flags, port).arguments
     raise InputError("remote-engine", f"the engine of cluster '{cluster.name}' is remote: it is never started from "
                      "here, and its flags are fixed")
+
+
+def help_command(cluster: Cluster, question: str, engine: str | None = None) -> LaunchCommand:
+    """What makes the cluster's engine (a process or a container) print its flags; `question`: --help or the like.
+
+    A container sees the GPUs that a launch would give it: the engine looks for them before it prints anything.
+    """
+    environment = dict(cluster.engine.environment)
+    if cluster.engine.kind == "container":
+        engine = engine or container_engine()
+        variables = [part for name in environment for part in ("--env", name)]
+        return LaunchCommand([engine, "run", "--rm", *_gpus(cluster, engine), *variables,
+                              required(cluster.engine.image, "image"), question], environment)
+    command = required(cluster.engine.command, "command")
+    return LaunchCommand([*command, question], environment, directory=_directory(command[0]))
+
+
+def required(value: Value | None, field: str) -> Value:
+    """`value`; InputError where the cluster file left the engine's `field` out."""
+    if value is None:
+        raise InputError("bad-field", f"engine: field '{field}' is needed for this kind of engine")
+    return value
 
 
 def prepare(cluster: Cluster, flags: Mapping[str, Any], port: int, folder: Path) -> LaunchCommand:
@@ -135,7 +158,8 @@ def _container(cluster: Cluster, flags: Mapping[str, Any], port: int, engine: st
         engine, "run", "--rm", "--name", name, *_gpus(cluster, engine), "--ipc", "host",
         "--publish", f"127.0.0.1:{port}:{CONTAINER_PORT}",
         *[part for variable in variables for part in ("--env", variable)],  # by name: no value on the command line
-        cluster.engine.image, "--model", model_argument(cluster), *flag_arguments(merged_flags(cluster, flags)),
+        required(cluster.engine.image, "image"), "--model", model_argument(cluster),
+        *flag_arguments(merged_flags(cluster, flags)),
         "--port", str(CONTAINER_PORT),
     ]
     return LaunchCommand(arguments, dict(cluster.engine.environment), [[engine, "rm", "--force", name]])

@@ -69,11 +69,11 @@ def diagnose(log_path: Path, exit_status: int | None, *, served: bool) -> Diagno
     lines = read_log(log_path)
     for name, pattern in _PATTERNS:
         number = next((number for number, line in enumerate(lines) if pattern.search(line)), None)
-        line = None if number is None else lines[number]
-        if line and "validation error" in line:  # pydantic: the sentence stands on the next line
-            line = f"{quoted(line)}: {quoted(' '.join(lines[number + 1:number + 3]).partition(' [type=')[0])}"
-        if line is None or (served and name in (FREE_MEMORY, NO_KV_ROOM, BAD_FLAGS, PORT_BUSY, MODEL_NOT_FOUND)):
+        if number is None or (served and name in (FREE_MEMORY, NO_KV_ROOM, BAD_FLAGS, PORT_BUSY, MODEL_NOT_FOUND)):
             continue
+        line = lines[number]
+        if "validation error" in line:  # pydantic: the sentence stands on the next line
+            line = f"{quoted(line)}: {quoted(' '.join(lines[number + 1:number + 3]).partition(' [type=')[0])}"
         if name == OUT_OF_MEMORY:
             name += "-under-load" if served else "-at-start"
         return Diagnosis(name, quoted(line))

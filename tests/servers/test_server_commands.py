@@ -10,7 +10,7 @@ import pytest
 from spoc_lib.config import Cluster, load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.servers import launch_command, shell_command
-from spoc_lib.servers.commands import _container, flag_arguments, prepare
+from spoc_lib.servers.commands import _container, flag_arguments, help_command, prepare
 
 
 def cluster(**engine) -> Cluster:
@@ -78,6 +78,17 @@ def test_container_is_published_on_loopback_and_removed_by_name(monkeypatch):
     name = command.arguments[command.arguments.index("--name") + 1]
     assert command.cleanup == [["docker", "rm", "--force", name]]
     assert command.environment == {"VLLM_LOGGING_LEVEL": "INFO"}
+
+
+def test_a_container_is_asked_for_its_flags_with_the_gpus_of_a_launch():
+    spec = cluster(kind="container", image="vllm/vllm-openai:v0.32", environment={"VLLM_LOGGING_LEVEL": "INFO"})
+    asked = help_command(spec, "--help=all", "docker")
+    assert shlex.join(asked.arguments) == ("docker run --rm --gpus 2 --env VLLM_LOGGING_LEVEL vllm/vllm-openai:v0.32 "
+                                           "--help=all")
+    assert asked.environment == {"VLLM_LOGGING_LEVEL": "INFO"}
+    assert help_command(spec, "--help", "podman").arguments[:4] == ["podman", "run", "--rm", "--device"]
+    assert help_command(cluster(kind="process", command=["vllm", "serve", "x"]), "--help").arguments == [
+        "vllm", "serve", "x", "--help"]
 
 
 def test_podman_names_its_gpus(monkeypatch):
