@@ -266,6 +266,8 @@ class Profile(Strict):
     rung_s: Positive = Field(description="seconds of a rung that are measured; simulated on the virtual clock")
     warmup_s: Positive = Field(description="seconds that pass, once every user had its first answer, before that")
     http_rung_s: Positive = Field(description="real seconds of a rung over HTTP")
+    http_longest_s: Positive | None = Field(
+        None, description="most real seconds that such a rung is extended to where its cold start or its turns need it")
     http_users: PositiveInt = Field(description="users of the HTTP rung that runs beside its virtual twin")
     http_launches: PositiveInt = Field(8, description="most launches of a real engine in a search")
     probes: PositiveInt = Field(description="most rungs of the sweep")

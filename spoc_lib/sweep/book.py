@@ -14,8 +14,8 @@ from spoc_lib.config import Slo
 from spoc_lib.core.files import plain, read_json, write_json
 from spoc_lib.core.schemas import RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table
-from spoc_lib.sweep.drivers import RungRecord, store
 from spoc_lib.sweep.evidence import step_figures
+from spoc_lib.sweep.record import RungRecord, store
 from spoc_lib.sweep.rung import summarise
 from spoc_lib.sweep.slo import RungSamples, by_persona, goodput, limit_curve
 from spoc_lib.telemetry.reconcile import reconcile

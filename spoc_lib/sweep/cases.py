@@ -13,8 +13,9 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.core.limits import worker_pool
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.steptime.model import StepTimeModel
-from spoc_lib.sweep.drivers import Timing, virtual_rung
+from spoc_lib.sweep.drivers import virtual_rung
 from spoc_lib.sweep.quick import QuickCapacity, quick_capacity
+from spoc_lib.sweep.record import Timing
 from spoc_lib.workload import build_script
 from spoc_lib.workload.personas import PersonaSet
 from spoc_lib.workload.script import ConversationScript, Turn, UserScript

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +15,9 @@ import yaml
 from spoc_lib.config import Cluster
 from spoc_lib.core.clock import Anchor
 from spoc_lib.core.files import write_text
-from spoc_lib.core.schemas import METRICS, REQUESTS
-from spoc_lib.core.tables import write_table
 from spoc_lib.core.yamlfile import Strict
 from spoc_lib.engine.http.marks import mark
+from spoc_lib.sweep.record import RungRecord, Say, Timing, needed, settled
 from spoc_lib.telemetry.recorder import Recorder
 from spoc_lib.workload.script import ConversationScript
 
@@ -28,44 +26,6 @@ HOST_BUSY = 0.9
 #: The longest cold start that is waited for, in simulated seconds.
 LONGEST_SETTLE_S = 900.0
 ScriptFactory = Callable[[int], ConversationScript]
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class RungRecord:
-    """What a driver brings home from one rung. Times of one rung share a clock; `window` is its steady part.
-
-    steps: the engine's own steps (virtual clock only); problems: sentences about its telemetry;
-    overhead_ratio: share of the time that the server spent on being scraped; host_busy_ratio: of this host's
-    processors during the rung;
-    alignment_error_s: how far a metric's time stamp may be off; load: the load run's summary
-    (locust only); outside: sentences on where it left the measured range of its step time (virtual clock only).
-    """
-
-    driver: str
-    requests: pd.DataFrame
-    chunks: pd.DataFrame
-    metrics: pd.DataFrame
-    window: tuple[float, float]
-    start_s: float
-    end_s: float
-    planned: int
-    client_limited: bool = False
-    steps: pd.DataFrame | None = None
-    problems: list[str] = field(default_factory=list)
-    overhead_ratio: float | None = None
-    host_busy_ratio: float | None = None
-    alignment_error_s: float = 0.0
-    load: dict[str, Any] | None = None
-    outside: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of a rung: `duration_s` of sending, of which `warmup_s` are not measured."""
-
-    duration_s: float
-    warmup_s: float
 
 
 class FreshUsers:
@@ -129,12 +89,6 @@ def twin_rung(engine: Any, script: ConversationScript, users: int, timing: Timin
                       len(run.requests), steps=run.steps)
 
 
-def settled(requests: pd.DataFrame, users: int) -> float | None:
-    """When the last of `users` users had its first answer begin; None while one has had none."""
-    answered = requests.sort_values("send_s", kind="stable").groupby("user")["first_token_s"].first()
-    return float(answered.max()) if answered.notna().sum() >= users else None
-
-
 def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: int, timing: Timing, folder: Path,
               say: Say, *, processes: int = 1,
               watch: Callable[[dict[str, Any]], None] = lambda state: None) -> RungRecord:
@@ -179,17 +133,15 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
     start_s = float(run.summary["start_s"])
     stop_s = start_s + timing.duration_s if not run.summary["interrupted"] else run.window[1]
     ends = run.requests["end_s"].max()
-    settled_s = settled(run.requests, users)
-    if settled_s is None or settled_s > start_s + timing.warmup_s:
-        problems.append(f"with {users} users over HTTP the cold start lasted "
-                        + ("longer than the rung" if settled_s is None else f"{settled_s - start_s:.0f} s")
-                        + f", the warm-up {timing.warmup_s:.0f} s: its latencies are those of a cold cache")
+    needs = needed(run.requests, users, timing, start_s)
+    if needs is not None:
+        problems.append(needs.sentence)
     return RungRecord(
         "locust", run.requests, run.chunks, metrics, (start_s + timing.warmup_s, stop_s), start_s,
         max(stop_s, float(ends)) if pd.notna(ends) else stop_s, int(run.summary["planned"]),
         bool(run.summary["client_limited"]), problems=problems,
         overhead_ratio=max(recorder.overhead().values(), default=None), host_busy_ratio=busy,
-        alignment_error_s=aligned_s, load=run.summary)
+        alignment_error_s=aligned_s, load=run.summary, needs=needs)
 
 
 def _host_seconds() -> tuple[float, float] | None:
@@ -250,11 +202,3 @@ def _from_prometheus(url: str, anchor: Anchor, recorder: Recorder,
         return recorder.metrics, [*problems, *found.problems, "the direct scrape is used instead"], \
             recorder.alignment_error_s
     return found.metrics, [*problems, *found.problems], found.alignment_error_s
-
-
-def store(record: RungRecord, folder: Path) -> None:
-    """Requests and metrics of a rung, as Parquet. The load runner has written its own requests and chunks;
-    the virtual clock's chunks are left out: the seed plays them again."""
-    if record.driver == "virtual":
-        write_table(folder / "requests.parquet", record.requests, REQUESTS)
-    write_table(folder / "metrics.parquet", record.metrics, METRICS)

@@ -15,8 +15,9 @@ import pandas as pd
 
 from spoc_lib.config import SHARES, Slo
 from spoc_lib.core.errors import InputError
-from spoc_lib.sweep.drivers import RungRecord, Timing, virtual_rung
+from spoc_lib.sweep.drivers import virtual_rung
 from spoc_lib.sweep.interval import weighted_percentile
+from spoc_lib.sweep.record import RungRecord, Timing
 from spoc_lib.sweep.slo import SHARE_MARK, RungSamples
 from spoc_lib.workload.script import ConversationScript
 

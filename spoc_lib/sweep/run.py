@@ -25,10 +25,11 @@ from spoc_lib.core.tables import as_table, read_table, write_table
 from spoc_lib.sweep import agreement, lessons
 from spoc_lib.sweep.book import Entry, RungBook
 from spoc_lib.sweep.capacity import binding_slo, capacity, sentence
-from spoc_lib.sweep.drivers import FreshUsers, RungRecord, ScriptFactory, Timing, http_rung, twin_rung, virtual_rung
+from spoc_lib.sweep.drivers import FreshUsers, ScriptFactory, http_rung, twin_rung, virtual_rung
 from spoc_lib.sweep.evidence import Limits
 from spoc_lib.sweep.fit import Crossing
 from spoc_lib.sweep.ladder import Ladder, Step
+from spoc_lib.sweep.record import RungRecord, Timing, long_enough
 from spoc_lib.sweep.rung import pressure
 from spoc_lib.sweep.saturation import Saturation, saturation
 from spoc_lib.sweep.slo import check_slos
@@ -38,6 +39,8 @@ from spoc_lib.telemetry.story import Story, build
 
 #: Salts of rungs that are not on the ladder.
 HTTP_SALT = 1_000
+#: Added to a rung's salt when it is played again for longer.
+AGAIN_SALT = 500
 #: Share of a real rung's seconds that pass before it is measured.
 HTTP_WARMUP = 0.25
 
@@ -153,11 +156,14 @@ class _Sweep:
         from spoc_lib.servers import launch
 
         self.say(f"at most {self.profile.probes} rungs of {self.http_timing.duration_s:g} s over HTTP and one more on "
-                 f"the way down, one launch")
+                 f"the way down, one launch"
+                 + (f"; one that is too short is played again, for {self.profile.http_longest_s:g} s at most"
+                    if self.profile.http_longest_s else ""))
         with launch(self.cluster, self.flags, self.folder / "server") as server:
             def play(users: int, salt: int) -> RungRecord:
-                return http_rung(self.cluster, server, self.users.script(salt), users, self.http_timing,
-                                 self.book.path(salt - 1), self.say)
+                return long_enough(lambda timing, attempt: http_rung(
+                    self.cluster, server, self.users.script(salt + attempt * AGAIN_SALT), users, timing,
+                    self.book.path(salt - 1), self.say), self.http_timing, self.profile.http_longest_s, self.say)
 
             named = {**self.cluster.flags, **self.flags}
             crossing = self._climb("locust", self.http_timing, play, engine=server.version, down=True,

@@ -14,8 +14,9 @@ from spoc_lib.core.files import plain, read_json, write_json
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.sweep import lessons
 from spoc_lib.sweep.book import Entry, RungBook
-from spoc_lib.sweep.drivers import FreshUsers, Timing, virtual_rung
+from spoc_lib.sweep.drivers import FreshUsers, virtual_rung
 from spoc_lib.sweep.fit import Crossing
+from spoc_lib.sweep.record import Timing
 from spoc_lib.sweep.updown import differences, up_and_down
 
 #: Numbers of rungs that are not shown among the others, and the salt of the users who go up and down.

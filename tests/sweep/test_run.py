@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -186,3 +187,15 @@ def test_the_command_line_prints_the_answer(swept):
                             capture_output=True, text=True, check=False)
     assert answer.returncode == (0 if result.capacity["verdict"] == "resolved" else 1)
     assert json.loads(answer.stdout)["max_users"] == result.capacity["max_users"]
+
+
+def test_a_client_that_cannot_keep_up_is_what_stops_it(tmp_path, monkeypatch):
+    real = drivers.virtual_rung
+
+    def outrun(engine, script, users, timing, seed):
+        return replace(real(engine, script, users, timing, seed), client_limited=users > 10)
+
+    monkeypatch.setattr("spoc_lib.sweep.run.virtual_rung", outrun)
+    answer = run_sweep(cluster(), profile(probes=3), {}, tmp_path, factory, confirm_http=False).capacity
+    assert answer["saturated"]["resource"] == "client" and answer["verdict"] == "unresolved"
+    assert any("load generator could not keep up" in row["reason"] for row in answer["rungs"])
