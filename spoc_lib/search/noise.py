@@ -10,8 +10,9 @@ import numpy as np
 from spoc_lib.search import pareto
 
 DRAWS = 1000
-#: With no repeat at all nothing is known of the noise; no front membership is certain then.
-UNKNOWN_SD = 0.05
+#: With no repeat at all nothing is known of the noise but that servers rarely scatter by more than this; no front
+#: membership is certain then. It counts as so many repeats, lest one lucky pair make everything certain.
+UNKNOWN_SD, UNKNOWN_COUNTS = 0.05, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +26,21 @@ class Drift:
 
 
 def relative_sd(repeats: Sequence[np.ndarray]) -> np.ndarray:
-    """(3,) standard deviation of the logarithm of each objective, pooled over the engines measured twice or more.
+    """(3,) standard deviation of the logarithm of each objective, pooled over the engines measured twice or more and
+    the assumption of UNKNOWN_SD.
 
-    repeats: one array (n, 3) an engine, all values positive; UNKNOWN_SD where no engine was repeated.
+    repeats: one array (n, 3) an engine, all values positive.
     """
-    squares, freedom = np.zeros(3), 0
+    squares = np.full(3, UNKNOWN_COUNTS * UNKNOWN_SD**2)
     for values in repeats:
-        if len(values) > 1:
-            logs = np.log(values)
-            squares += ((logs - logs.mean(axis=0)) ** 2).sum(axis=0)
-            freedom += len(values) - 1
-    return np.sqrt(squares / freedom) if freedom else np.full(3, UNKNOWN_SD)
+        logs = np.log(values)
+        squares += ((logs - logs.mean(axis=0)) ** 2).sum(axis=0)
+    return np.sqrt(squares / (UNKNOWN_COUNTS + repeated(repeats)))
+
+
+def repeated(repeats: Sequence[np.ndarray]) -> int:
+    """Measurements beyond the first of each engine."""
+    return sum(len(values) - 1 for values in repeats)
 
 
 def membership(repeats: Sequence[np.ndarray], sd: np.ndarray, limits: np.ndarray, seed: int = 0,

@@ -11,7 +11,7 @@ import orjson
 import pandas as pd
 
 from spoc_lib.core.files import read_json, write_json
-from spoc_lib.search import pareto
+from spoc_lib.search import noise, pareto
 from spoc_lib.search.evaluate import Evaluator, TrialFailure
 from spoc_lib.search.space import Flags
 
@@ -30,28 +30,40 @@ class Repeats:
     objectives: pareto.Objectives
 
     def probabilities(self, front: list[int], seed: int) -> dict[int, float]:
-        """Chance of each trial of `front` to be on the front, over draws of the user samples with replacement.
+        """Chance of each trial of `front` to be on the front: share of the draws of a parametric bootstrap.
 
-        Paired: in a draw every engine meets the same samples, as in the search itself.
+        Paired: all engines met the same samples of users, so what a sample does to all of them alike is taken out, and
+        the rest, pooled over the engines, moves each mean by Student's t (two samples of users make nothing certain).
+        The chance to meet the SLOs follows from the samples that did, one half added on either side.
         """
-        count = len(next(iter(self.values.values())))
-        random = np.random.default_rng(seed)
-        hits = dict.fromkeys(front, 0)
         trials = list(self.values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log(np.array([self.values[t] for t in trials]))  # (engines, samples, objectives)
+        usable = np.isfinite(logs).all(axis=(1, 2))
+        met = np.array([(self.feasible[t].sum() + 0.5) / (len(self.feasible[t]) + 1) for t in trials])
+        error, freedom = _standard_error(logs[usable])
+        random = np.random.default_rng(seed)
+        hits = np.zeros(len(trials))
         for _ in range(DRAWS):
-            drawn = random.integers(0, count, count)
-            points = np.array([self.values[t][drawn].mean(axis=0) for t in trials])
-            usable = np.array([self.feasible[t][drawn].mean() > 0.5 for t in trials])
-            for trial, member in zip(trials, pareto.front(points, usable), strict=True):
-                if member and trial in hits:
-                    hits[trial] += 1
-        return {trial: count / DRAWS for trial, count in hits.items()}
+            points = np.exp(logs.mean(axis=1) + error * random.standard_t(freedom, size=(len(trials), 3)))
+            hits += pareto.front(points, usable & (random.random(len(trials)) < met))
+        return {trial: float(hit / DRAWS) for trial, hit in zip(trials, hits, strict=True) if trial in front}
 
     def change(self, before: int, after: int) -> pd.DataFrame:
         """Columns objective, low, high: range of after / before - 1 over the user samples."""
         ratio = self.values[after] / self.values[before] - 1
         return pd.DataFrame({"objective": self.objectives, "low": np.nanmin(ratio, axis=0),
                              "high": np.nanmax(ratio, axis=0)})
+
+
+def _standard_error(logs: np.ndarray) -> tuple[np.ndarray, int]:
+    """((3,) standard error of an engine's mean logarithm, degrees of freedom); logs (engines, samples, 3), paired."""
+    engines, samples = logs.shape[:2]
+    if engines < 2 or samples < 2:  # nothing to pair: the assumption of `noise` stands alone
+        return np.full(3, noise.UNKNOWN_SD), noise.UNKNOWN_COUNTS
+    rest = logs - logs.mean(axis=1, keepdims=True) - logs.mean(axis=0, keepdims=True) + logs.mean(axis=(0, 1))
+    freedom = (engines - 1) * (samples - 1)
+    return np.sqrt((rest**2).sum(axis=(0, 1)) / freedom / samples), freedom
 
 
 def repeat_front(trials: pd.DataFrame, wanted: list[int], evaluator: Evaluator, folder: Path, seeds: int,

@@ -205,9 +205,11 @@ def noise_findings(study: SearchStudy, cluster: Cluster, seed: int) -> tuple[dic
     repeats = [values for _, values in groups]
     sd = noise.relative_sd(repeats)
     chance = noise.membership(repeats, sd, _limits(cluster), seed)
-    known = any(len(values) > 1 for values in repeats)
-    sentences = [("Repeats differ by {:.1%} in throughput, {:.1%} in p95 TTFT and {:.1%} in p95 ITL (one standard "
-                  "deviation).").format(*sd) if known else
+    known = noise.repeated(repeats)
+    sentences = [("One measurement scatters by {:.1%} in throughput, {:.1%} in p95 TTFT and {:.1%} in p95 ITL "
+                  "(standard deviation from {} and an assumed {:.0%} that counts as {}).").format(
+                      *sd, "one repeat" if known == 1 else f"{known} repeats", noise.UNKNOWN_SD, noise.UNKNOWN_COUNTS)
+                 if known else
                  f"No engine was measured twice: {noise.UNKNOWN_SD:.0%} of noise is assumed in every objective."]
     first = groups[0][1]
     if len(first) > 1:

@@ -14,6 +14,7 @@ from spoc_lib.config import Engine, load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.search import acquire, avoid, helptext, noise, pareto, recalibrate, simplify
 from spoc_lib.search.recalibrate import Correction
+from spoc_lib.search.repeats import Repeats
 from spoc_lib.search.screened import Screened, ScreenedPlan, measured, noise_findings
 from spoc_lib.search.space import build_space, flags_key
 
@@ -29,7 +30,18 @@ def test_noise_is_pooled_over_repeats():
     random = np.random.default_rng(0)
     repeats = [np.exp(random.normal([5, 0, -4], [0.01, 0.05, 0.1], size=(40, 3))) for _ in range(5)]
     assert noise.relative_sd(repeats) == pytest.approx([0.01, 0.05, 0.1], rel=0.15)
-    assert noise.relative_sd([np.ones((1, 3))]).tolist() == [noise.UNKNOWN_SD] * 3
+    assert noise.relative_sd([np.ones((1, 3))]) == pytest.approx([noise.UNKNOWN_SD] * 3)
+    assert (noise.relative_sd([np.ones((2, 3))]) > 0.04).all()  # one pair that agrees proves no exactness
+
+
+def test_two_samples_of_users_make_no_membership_certain():
+    near, far = np.array([1000, 1.0, 0.02]), np.array([990, 1.01, 0.0202])
+    shift = np.array([[1, 1, 1], [0.9, 1.2, 1.1]])  # what another sample of users does to all alike
+    own = np.array([[1, 1, 1], [1.01, 0.99, 1.01]])
+    values = {0: near * shift, 1: far * shift * own, 2: near * shift * np.array([0.5, 5, 5])}
+    yes, part = np.array([True, True]), np.array([True, False])
+    found = Repeats(values, {0: yes, 1: yes, 2: part}, pareto.OBJECTIVES).probabilities([0, 1, 2], 1)
+    assert 0.5 < found[0] < 1 and 0.02 < found[1] < 0.7 and found[2] < 0.05
 
 
 def test_front_membership_is_sure_beyond_the_noise_and_open_within_it():
