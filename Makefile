@@ -56,6 +56,7 @@ coverage: $(VENV)/.installed ## the suite with every line counted, in child proc
 	$(BIN)/python -m pip install -q --disable-pip-version-check 'coverage>=7.10'
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m pytest tests/engine/test_fast.py # compiled code has no lines
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report --fail-under=90
 
