@@ -5,7 +5,8 @@ how far the same engine over HTTP is from it.
 
 CPU time of one process on one core, so that a busy machine changes little. `play`: the run, its turns drawn from the
 personas' distributions on the way; `seat_s`: seating the users before it (a stationary start draws several
-conversations for each); `loop`: the compiled loop alone; `plain` plays a part of the same run block by block.
+conversations for each); `loop`: the compiled loop alone, also by event (a token, a request, a step), which must not
+grow with users; `plain` plays a part of the same run block by block.
 A user whom an earlier row has seated is seated from memory.
 The two-clock difference is that of `two_clocks.py` (p50 and p95 of TTFT and gaps); it wants a quiet machine, or
 `chrt -r 1` before the command. `--clocks` without numbers leaves it out.
@@ -68,11 +69,11 @@ def measure(engine: EmbeddedEngine, users: int, duration_s: float, seed: int) ->
         began = time.process_time()
         short.run(plain_s)
         cpu[core] = time.process_time() - began
-    events = len(log.token_request) + len(log.turns)
+    events = len(log.token_request) + len(log.turns) + len(log.steps["tokens"])
     return {
         "users": users, "simulated_s": duration_s, "requests": len(log.turns), "steps": len(log.steps["tokens"]),
         "tokens": len(log.token_request), "play_speed": duration_s / (whole - seated), "seat_s": seated,
-        "loop_speed": duration_s / watch.seconds, "loop_us_per_event": watch.seconds / events * 1e6,
+        "loop_speed": duration_s / watch.seconds, "loop_ns_per_event": watch.seconds / events * 1e9,
         "plain_speed": plain_s / cpu["plain"], "fast_over_plain": cpu["plain"] / cpu["fast"],
     }
 
@@ -98,6 +99,8 @@ def main() -> None:
         rows.append(row)
         print("  ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
                         for name, value in row.items()), flush=True)
+    print("CPU time an event: " + ", ".join(f"{row['loop_ns_per_event']:.0f} ns at {row['users']} users"
+                                            for row in rows))
     clocks = []
     for personas in arguments.personas:
         for users in arguments.clocks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -52,7 +52,7 @@ def simulate(
     personas: Annotated[str | None, typer.Option(help="persona set or YAML file; default: the cluster's")] = None,
     seed: Annotated[int, typer.Option(help="seed of the script")] = 0,
     gap_cap: Annotated[float, typer.Option(min=0, help="cap on think time, seconds")] = 60,
-    start: Annotated[str, typer.Option(help="where users stand at first: stationary or cold")] = "stationary",
+    start: Annotated[Literal["stationary", "cold"], typer.Option(help="where users stand at first")] = "stationary",
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE",
                                                           help="engine flag, vLLM's name; repeatable")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="refuse what lies outside the measured range")] = False,

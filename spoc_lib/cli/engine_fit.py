@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,7 +64,7 @@ def calibrate(
     from spoc_lib.engine.steptime.calibrate import calibrate as fit
     from spoc_lib.engine.steptime.calibrate import calibrate_run
 
-    common = {
+    common: dict[str, Any] = {
         "start_path": start, "title": title, "sources": source or [],
         "command": " ".join(["spoc", *map(shlex.quote, sys.argv[1:])]),
         "progress": lambda line: print(line, file=sys.stderr),

@@ -43,7 +43,7 @@ class Dialogue:
         self.begins = True
         self.aligned = False
         self._requests = 0
-        self._reply: tuple[int, int] | None = None  # (stream, tokens) of the last reply, not yet in the prompt
+        self._reply = (0, 0)  # (stream, tokens) of the last reply, not yet in the prompt
         self._fillers = 0
 
     def send(self, turn: Turn) -> int:
@@ -88,7 +88,7 @@ class Dialogue:
         self.aligned = False
 
     def _continue(self, turn: Turn) -> None:
-        reply = Piece(*_from_start(self._reply))
+        reply = Piece(self._reply[0], 0, self._reply[1])
         appended = [Piece(segment.stream, 0, segment.tokens) for segment in turn.append]
         added = sum(piece.tokens for piece in appended)
         before = self.prompt_tokens
@@ -108,7 +108,3 @@ class Dialogue:
             return []
         self._fillers += 1
         return [Piece(TEMPLATE_STREAM, _FILLER_START, tokens)]
-
-
-def _from_start(reply: tuple[int, int]) -> tuple[int, int, int]:
-    return reply[0], 0, reply[1]

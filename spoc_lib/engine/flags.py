@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from spoc_lib.core import yamlfile
 from spoc_lib.core.yamlfile import Strict
@@ -24,7 +24,7 @@ class EngineFlags(Strict):
     long_prefill_token_threshold: NonNegative = 0
     long_prefill_token_threshold_adaptive: bool = Field(False, description="the threshold is at least a fair share "
                                                         "of the budget: max_num_batched_tokens / requests")
-    scheduling_policy: Literal["fcfs"] = Field("fcfs", description="the twin plays first come, first served only")
+    scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     block_size: Count = 16
     max_model_len: Count | None = Field(None, description="default: the model's own")
@@ -40,6 +40,13 @@ class EngineFlags(Strict):
     num_gpu_blocks_override: Count | None = None
     kv_cache_dtype: str = "auto"
 
+    @field_validator("scheduling_policy")
+    @classmethod
+    def _played(cls, policy: str) -> str:
+        if policy != "fcfs":
+            raise ValueError("the embedded engine serves first come, first served (fcfs) only: leave the flag out")
+        return policy
+
     @model_validator(mode="after")
     def _consistent(self) -> EngineFlags:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -47,9 +54,6 @@ class EngineFlags(Strict):
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): raise the first or lower the second"
             )
-        if self.max_model_len is not None and self.long_prefill_token_threshold > self.max_model_len:
-            raise ValueError(f"long_prefill_token_threshold ({self.long_prefill_token_threshold}) must not exceed "
-                             f"max_model_len ({self.max_model_len}): lower it, or 0 for none")
         if self.max_num_active_seqs is not None and self.max_num_active_seqs > self.max_num_seqs:
             raise ValueError(f"max_num_active_seqs ({self.max_num_active_seqs}) must not exceed max_num_seqs "
                              f"({self.max_num_seqs}): lower the first or raise the second")

@@ -161,23 +161,32 @@ class GpuCounters:
         """Values at the end of each window, {DCGM field: array (windows, GPUs)}; `sums` per window (a float
         is one window), the first from `start_s` on. Ratios 0-1, W, °C, MHz, MiB, mJ, ns, bytes/s; GPU_UTIL
         in %."""
-        sums = Activity(*(np.atleast_1d(np.asarray(field, dtype=float)) for field in sums))
-        windows, gpu = len(sums.busy_s), self._gpu
+        busy_s, comm_s, sm_s, read, written, flops, sent = (
+            np.atleast_1d(np.asarray(field, dtype=float)) for field in sums)
+        windows, gpu = len(busy_s), self._gpu
         ends = start_s + window_s * (1 + np.arange(windows))
         clock = np.ones((windows, self._count))
         hot = np.zeros((windows, self._count), dtype=bool)
-        busy = np.repeat(sums.busy_s[:, None], self._count, axis=1)
-        sm = np.repeat(sums.sm_active_s[:, None], self._count, axis=1)
-        if self._throttle and self._throttle.gpu < self._count:
-            self._slow_down(sums, ends, clock, hot, busy, sm)
-        read_write = (sums.read_bytes + sums.write_bytes)[:, None]
+        busy = np.repeat(busy_s[:, None], self._count, axis=1)
+        sm = np.repeat(sm_s[:, None], self._count, axis=1)
+        throttle = self._throttle
+        if throttle and throttle.gpu < self._count:  # it computes longer, the others wait for it in collectives
+            late = ends > throttle.at_s
+            stretch = np.where(late, 1 / throttle.factor - 1, 0.0)
+            extra = (busy_s - comm_s) * stretch
+            busy += extra[:, None]
+            waiting = np.arange(self._count) != throttle.gpu
+            sm += np.where(waiting[None, :], SM_COVERAGE["comm"] * extra[:, None],
+                           ((sm_s - SM_COVERAGE["comm"] * comm_s) * stretch)[:, None])
+            clock[late, throttle.gpu] = throttle.factor
+            hot[late, throttle.gpu] = True
         sm = np.minimum(sm / window_s, 1.0)
-        dram = np.minimum(np.repeat(read_write, self._count, 1) / (gpu.dram_bytes_per_s * window_s), 1.0)
-        tensor = np.minimum(sums.tensor_flops[:, None] / (gpu.bf16_flops_per_s * window_s * clock), sm)
+        dram = np.minimum(np.repeat((read + written)[:, None], self._count, 1) / (gpu.dram_bytes_per_s * window_s), 1.0)
+        tensor = np.minimum(flops[:, None] / (gpu.bf16_flops_per_s * window_s * clock), sm)
         load = np.minimum(SM_POWER * sm + DRAM_POWER * dram + TENSOR_POWER * tensor, 1.0)
         power = gpu.power_w * (IDLE_POWER_SHARE + (1 - IDLE_POWER_SHARE) * load * clock)
         capped = load >= 1.0
-        sent = np.repeat(sums.nvlink_bytes[:, None], self._count, 1) / window_s
+        link = np.repeat(sent[:, None], self._count, 1) / window_s
         return {
             "DCGM_FI_DEV_GPU_UTIL": np.minimum(busy / window_s, 1.0) * 100,
             "DCGM_FI_PROF_GR_ENGINE_ACTIVE": np.minimum(busy / window_s, 1.0),
@@ -194,21 +203,9 @@ class GpuCounters:
             "DCGM_FI_DEV_POWER_VIOLATION": self._grow(self._violation_ns["POWER"], capped * window_s * 1e9),
             "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": (
                 hot * float(CLOCK_SW_THERMAL | CLOCK_HW_THERMAL) + capped * float(CLOCK_POWER_CAP)),
-            "DCGM_FI_PROF_NVLINK_TX_BYTES": sent,
-            "DCGM_FI_PROF_NVLINK_RX_BYTES": sent,
+            "DCGM_FI_PROF_NVLINK_TX_BYTES": link,
+            "DCGM_FI_PROF_NVLINK_RX_BYTES": link,
         }
-
-    def _slow_down(self, sums: Activity, ends: np.ndarray, clock, hot, busy, sm) -> None:
-        """In place: the throttled GPU computes longer, the others wait for it in collectives."""
-        late, slow = ends > self._throttle.at_s, self._throttle.gpu
-        stretch = np.where(late, 1 / self._throttle.factor - 1, 0.0)
-        extra = (sums.busy_s - sums.comm_s) * stretch
-        busy += extra[:, None]
-        waiting = np.arange(self._count) != slow
-        sm += np.where(waiting[None, :], SM_COVERAGE["comm"] * extra[:, None],
-                       ((sums.sm_active_s - SM_COVERAGE["comm"] * sums.comm_s) * stretch)[:, None])
-        clock[late, slow] = self._throttle.factor
-        hot[late, slow] = True
 
     def _temperatures(self, power: np.ndarray, hot: np.ndarray, window_s: float) -> np.ndarray:
         """First-order lag of the steady temperature; a throttled GPU sits at its slowdown threshold."""

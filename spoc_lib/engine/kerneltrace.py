@@ -89,9 +89,9 @@ class _LaidOut:
 
 
 def _lay_out(engine: EmbeddedEngine, steps: pd.DataFrame) -> Iterator[_LaidOut]:
-    integers = {"prefill_pairs", "prefill_window_pairs"}
+    fractions = {"prefill_pairs", "prefill_window_pairs"}
     for index, row in zip(steps.index, steps.itertuples(index=False), strict=True):
-        batch = Batch(*((float if f in integers else int)(getattr(row, f)) for f in Batch._fields))
+        batch = Batch._make((float if f in fractions else int)(getattr(row, f)) for f in Batch._fields)
         begin, duration = round(row.time_s * 1e9), round(row.duration_s * 1e9)
         seconds = engine.step_time.components(batch)
         kernels = [k for k in step_kernels(engine.model, engine.gpu_count, batch,

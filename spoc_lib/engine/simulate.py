@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -32,7 +32,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
 
 
 def simulate(cluster_name: str, *, users: int, duration_s: float, warmup_s: float = 60.0, personas: str | None = None,
-             seed: int = 0, gap_cap_s: float = 60.0, start: str = "stationary",
+             seed: int = 0, gap_cap_s: float = 60.0, start: Literal["stationary", "cold"] = "stationary",
              flags: dict[str, Any] | None = None, strict: bool = False) -> dict[str, Any]:
     """Play `users` users on the twin of a cluster; see `figures` for the keys.
 

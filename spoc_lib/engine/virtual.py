@@ -104,10 +104,8 @@ def play(script: ConversationScript, users: int, *, engine: EmbeddedEngine, dura
     chosen = core if core != "auto" else "fast" if fast.supports(engine) else "plain"
     frontend = getattr(engine.step_time, "frontend_seconds", lambda prompt_tokens: 0.0)
     began = time.perf_counter()
-    if chosen == "fast":
-        run = fast.FastRun(engine, script, users, frontend)
-    else:
-        run = PlainRun(engine.core(), script, users, frontend)
+    run: fast.FastRun | PlainRun = (fast.FastRun(engine, script, users, frontend) if chosen == "fast"
+                                    else PlainRun(engine.core(), script, users, frontend))
     seated = time.perf_counter()
     log = run.run(duration_s)
     return VirtualRun(log, engine, users, (float(warmup_s), float(duration_s)), float(duration_s),

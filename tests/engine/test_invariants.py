@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine.flags import EngineFlags
+from spoc_lib.engine.flags import EngineFlags, parse_flags
 from spoc_lib.engine.memory import block_bytes, kv_windows, layer_groups, num_kv_blocks
 from spoc_lib.engine.scheduling.content import Piece, SymbolicContent, TokenContent
 from spoc_lib.engine.scheduling.core import EngineCore, EngineLoop
@@ -304,6 +304,12 @@ def test_memory_and_groups():
 def test_flags_that_contradict_the_model_are_refused():
     with pytest.raises(InputError, match="max_model_len"):
         core_of(max_model_len=641)
+    with pytest.raises(InputError, match=r"exceeds max_model_len \(640\)"):
+        core_of(long_prefill_token_threshold=641)
+    with pytest.raises(InputError, match=r"max_model_len \(640\), which needs enable_chunked_prefill"):
+        core_of(enable_chunked_prefill=False)
+    with pytest.raises(InputError, match=r"first come, first served \(fcfs\) only"):
+        parse_flags({"scheduling-policy": "priority"})
     with pytest.raises(InputError, match="no sliding-window layers"):
         core_of(prefix_cache_retention_interval=64)
     with pytest.raises(InputError, match="multiple of block_size"):

@@ -16,6 +16,7 @@ from spoc_lib.engine.fast import state as fs
 from spoc_lib.engine.fast.chains import MAX_DEPTH, Chains
 from spoc_lib.engine.memory import kv_windows
 from spoc_lib.engine.runlog import DONE, REFUSED, STEP_COLUMNS, WAITING, RunLog
+from spoc_lib.engine.steptime.model import StepTimeModel
 from spoc_lib.workload.script import ConversationScript, Turn, UserScript
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def supports(engine: EmbeddedEngine) -> bool:
     windows = kv_windows(engine.model)
     sliding = [window for window in windows if window]
     return (len(sliding) <= 1 and len(windows) - len(sliding) <= 1 and all(window > 1 for window in sliding)
-            and hasattr(engine.step_time, "compiled"))
+            and isinstance(engine.step_time, StepTimeModel))
 
 
 class _User:
@@ -167,11 +168,11 @@ class FastRun:
         states = np.append(log[:, fs.Q_STATE], np.zeros(len(late)))
         state = np.where(states == 1, DONE, np.where(states >= 2, REFUSED, WAITING)).astype(np.int8)
         pad = np.full(len(late), fs.NONE)
-        tokens = m.token_log[: s[fs.S_TOKENS]]
+        token_request, token_step = m.token_log[: s[fs.S_TOKENS]].T.astype(np.int64)
         steps = m.step_log[: s[fs.S_STEPS]]
         return RunLog(
             turns, send_s, state, np.append(log[:, fs.Q_CACHED], pad).astype(np.int64),
-            np.append(log[:, fs.Q_ADMIT], pad).astype(np.int64), *tokens.T.astype(np.int64),
+            np.append(log[:, fs.Q_ADMIT], pad).astype(np.int64), token_request, token_step,
             {name: steps[:, index].copy() for index, name in enumerate(STEP_COLUMNS)},
             {number: _REFUSAL[int(code)] for number, code in enumerate(states) if code >= 2},
         ).until(duration_s)
@@ -184,6 +185,8 @@ def _allocate(engine: EmbeddedEngine, users: int, chains: np.ndarray) -> fs.Stat
     def whole(*shape: int) -> np.ndarray:
         return aligned(shape, np.int32)
 
+    if not isinstance(engine.step_time, StepTimeModel):
+        raise TypeError("the fast core needs a step time that can be compiled")
     compiled = engine.step_time.compiled(max(flags.max_num_batched_tokens, users))
     table = np.zeros((3, max(compiled.table.shape[1], len(compiled.coeffs))))
     table[:2, :compiled.table.shape[1]] = compiled.table

@@ -51,7 +51,7 @@ class Choice:
 
     index: int
     text: str
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: str | None = None
     reasoning: str | None = None
 

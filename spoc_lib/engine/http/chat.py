@@ -53,9 +53,7 @@ class Generator:
         """Answer a plain completion request (a text, token ids, or a list of either)."""
         api.check_model(request.model, self._model)
         api.check_output_limit(request.output_limit, self._max_model_len)
-        given = request.prompt
-        several = isinstance(given, list) and given and not isinstance(given[0], int)
-        prompts = given if several else [given]
+        prompts = request.prompts
         with self._engine.encoding(arrived, sum(len(one) for one in prompts)):
             encoded = [await self.encode_prompt(one) for one in prompts]
             job, generations = await self._prepare(request, encoded, arrived, self._style(request), chat=False)

@@ -13,7 +13,7 @@ from typing import Any
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.gpu_counters import NOTHING, Activity, activity
 from spoc_lib.engine.http import process_metrics
-from spoc_lib.engine.http.prometheus_text import Registry
+from spoc_lib.engine.http.prometheus_text import Histogram, Registry
 from spoc_lib.engine.http.realtime import Generation, RealtimeEngine, StepObserver
 from spoc_lib.engine.scheduling.core import StepResult
 
@@ -67,7 +67,7 @@ class MetricsPage(StepObserver):
         family = self._registry.family(name, kind, description, created=kind == "counter")
         return {value: family.child(**self._labels, **{label: value}) for value in values}
 
-    def _histogram(self, name: str, description: str, buckets) -> object:
+    def _histogram(self, name: str, description: str, buckets) -> Histogram:
         return self._registry.family(name, "histogram", description, created=True, buckets=buckets).child(
             **self._labels)
 
@@ -185,7 +185,7 @@ class MetricsPage(StepObserver):
         gaps: dict[float, int] = {}
         for one, new in delivered:
             generated += new
-            if one.first_token_s is None:
+            if one.first_token_s is None or one.last_token_s is None:
                 one.first_token_s = now
                 self._ttft.observe(now - one.arrived_s)
                 self._prompt.value += one.prompt_tokens
@@ -207,7 +207,7 @@ class MetricsPage(StepObserver):
     def finished(self, generation: Generation, now: float) -> None:
         one = generation
         self._success[one.finish_reason].value += 1
-        if one.finish_reason == "abort" or one.first_token_s is None:
+        if one.finish_reason == "abort" or one.first_token_s is None or one.last_token_s is None:
             return
         self._request_prompt.observe(one.prompt_tokens)
         self._request_output.observe(one.tokens)

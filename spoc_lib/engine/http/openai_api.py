@@ -107,7 +107,8 @@ class _Generate(_Body):
 
     @property
     def continuous_usage(self) -> bool:
-        return self.include_usage and bool(self.stream_options.continuous_usage_stats)
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
 
     @property
     def output_limit(self) -> int | None:
@@ -131,6 +132,14 @@ class CompletionRequest(_Generate):
 
     prompt: TokenIds | list[TokenIds] | str | list[str] | None = None
     max_tokens: int | None = 16
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts of the request, each a text or token ids."""
+        if self.prompt is None or isinstance(self.prompt, str):
+            return [self.prompt or ""]
+        several: list[str | list[int]] = [one for one in self.prompt if not isinstance(one, int)]
+        return several or [[one for one in self.prompt if isinstance(one, int)]]
 
 
 class TokenizeRequest(_Body):

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from spoc_lib.engine.batch import Batch, StepTime
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.gpu_counters import Throttle
@@ -82,10 +84,13 @@ class _Throttled:
 
     def seconds(self, batch: Batch) -> float:
         extra = self.throttle.extra_s(self.model.components(batch), time.monotonic() - self.started_s)
-        return self.model.seconds(batch) + extra
+        return self.model.seconds(batch) + float(extra)
 
     def components(self, batch: Batch) -> dict[str, float]:
         return self.model.components(batch)
+
+    def components_of(self, batches: Batch) -> dict[str, np.ndarray]:
+        return self.model.components_of(batches)
 
     def passport(self) -> dict:
         return self.model.passport()
@@ -112,7 +117,7 @@ class RealtimeEngine:
     _sleeper: Timer | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        step_time = self.engine.step_time
+        step_time: StepTime = self.engine.step_time
         if self.throttle:
             step_time = _Throttled(step_time, self.throttle, self.started_s)
         self.core = EngineCore(self.engine.flags, self.engine.model, self.engine.num_blocks, step_time)

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 import traceback
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,7 +177,7 @@ class EmbeddedServer:
             api.check_messages(request.messages)
             ids = await self.generator.encode_chat(request.messages)
         else:
-            ids = await self.generator.encode_prompt(request.prompt) if request.prompt else []
+            ids = await self.generator.encode_prompt(request.prompt) if request.prompt else array("i")
         strings = [self._tokenizer.decode([one]) for one in ids] if request.return_token_strs else None
         return _json(orjson.dumps({"count": len(ids), "max_model_len": self.realtime.core.max_model_len,
                                    "tokens": list(ids), "token_strs": strings}))

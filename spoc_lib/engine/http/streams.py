@@ -8,6 +8,8 @@ merges outputs that nobody has taken yet), so what waits for it stays below `BAC
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import HttpVersion11, web
@@ -17,6 +19,8 @@ from spoc_lib.engine.http.realtime import Generation
 from spoc_lib.engine.http.text import Reply
 
 BACKLOG_BYTES = 64 * 1024
+#: Called with the output tokens so far, and the reason when the choice is done.
+Receiver = Callable[[int, str | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Style:
     block_size: int | None = None
 
 
-class Job:
+class Job(ABC):
     """An answer in the making: one `Generation` a choice, each reporting to its `receiver`."""
 
     def __init__(self, answer: Answer, style: Style) -> None:
@@ -39,6 +43,18 @@ class Job:
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._generations: list[Generation] = []
         self._open_choices = 0
+
+    @abstractmethod
+    def receiver(self, index: int, reply: Reply) -> Receiver:
+        """What choice `index` is to call at each of its steps."""
+
+    @abstractmethod
+    async def open(self, http: web.Request) -> None:
+        """Begin to answer."""
+
+    @abstractmethod
+    async def close(self) -> web.StreamResponse:
+        """The answer, whole or at its end, when all choices are done."""
 
     def expect(self, generations: list[Generation]) -> None:
         """The generations whose end is the end of the answer."""
@@ -52,7 +68,7 @@ class Job:
             if not self.finished.done():
                 self.finished.set_result(None)
 
-    def complete(self) -> None:
+    def complete(self) -> None:  # noqa: B027 - a collected answer has nothing to add
         """All choices are done."""
 
     def usage(self) -> Usage:
@@ -71,7 +87,7 @@ class Job:
 class Collected(Job):
     """The whole answer in one body."""
 
-    def receiver(self, index: int, reply: Reply):
+    def receiver(self, index: int, reply: Reply) -> Receiver:
         def deliver(_tokens: int, finish_reason: str | None) -> None:
             if finish_reason is not None:
                 self.choice_done()
@@ -98,10 +114,11 @@ class Streamed(Job):
         super().__init__(answer, style)
         self._choices: list[_StreamedChoice] = []
         self._response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport  # from `open` on
+        self.opened = False
         self._framed = True
 
-    def receiver(self, index: int, reply: Reply):
+    def receiver(self, index: int, reply: Reply) -> Receiver:
         choice = _StreamedChoice(self, index, reply)
         self._choices.append(choice)
         return choice.deliver
@@ -119,13 +136,11 @@ class Streamed(Job):
         if self._framed:
             self._response.enable_chunked_encoding()
         await self._response.prepare(http)
-        self._transport = http.transport
+        if http.transport is None:
+            raise ConnectionResetError("the client has gone")
+        self._transport, self.opened = http.transport, True
         for choice in self._choices:
             choice.resume()
-
-    @property
-    def opened(self) -> bool:
-        return self._transport is not None
 
     @property
     def congested(self) -> bool:
@@ -154,7 +169,7 @@ class _StreamedChoice:
         self._stream, self.index, self._reply = stream, index, reply
         self._sent = 0
         self._waiting: tuple[int, str | None] | None = None
-        self.writer: ChunkWriter | None = None
+        self.writer: ChunkWriter  # from `Streamed.expect` on
 
     def deliver(self, tokens: int, finish_reason: str | None) -> None:
         stream, sent = self._stream, self._sent

@@ -36,7 +36,8 @@ class BlockPool:
         self.unhashed -= fresh
         for _ in range(count - fresh):
             block, _ = self.lru.popitem(last=False)
-            self._forget(block)
+            if block.key is not None:  # always so in the LRU
+                self._forget(block, block.key)
         return [Block(group) for _ in range(count)]
 
     def release(self, blocks: list[Block]) -> None:
@@ -66,12 +67,12 @@ class BlockPool:
         copies = self.index[group].get(key)
         return copies[0] if copies else None
 
-    def _forget(self, block: Block) -> None:
+    def _forget(self, block: Block, key: bytes) -> None:
         index = self.index[block.group]
-        copies = index[block.key]
+        copies = index[key]
         copies.remove(block)
         if not copies:
-            del index[block.key]
+            del index[key]
         block.key = None
 
     def reset(self) -> bool:

@@ -109,13 +109,17 @@ class EngineCore:
         """
         if request_id in self.requests:
             raise ValueError(f"request {request_id} is there already")
-        if num_prompt is None:
-            num_prompt = len(prompt)
-            prompt = TokenContent(prompt, self.flags.block_size)
+        content: Content
+        if isinstance(prompt, Sequence):
+            num_prompt, content = len(prompt), TokenContent(prompt, self.flags.block_size)
+        elif num_prompt is not None:
+            content = prompt
+        else:
+            raise ValueError("a prompt that is no sequence of token ids needs num_prompt, its length in tokens")
         if num_prompt < 1 or max_tokens < 1:
             raise ValueError("a request needs at least one prompt token and one output token")
         self.check_admission(num_prompt)
-        request = Request(request_id, prompt, num_prompt, max_tokens, output, min_tokens,
+        request = Request(request_id, content, num_prompt, max_tokens, output, min_tokens,
                           frozenset(stop_token_ids), stop_at)
         self.requests[request_id] = request
         self.scheduler.waiting.append(request)
@@ -253,12 +257,14 @@ class EngineLoop:
 
 
 def max_model_len(flags: EngineFlags, model: ModelSpec) -> int:
-    """The context limit in force; InputError when the flag exceeds the model's own, or a step cannot take a prompt of
-    that length whole though it must."""
+    """The context limit in force; InputError when the flag exceeds the model's own, or other flags contradict it."""
     if flags.max_model_len is not None and flags.max_model_len > model.max_model_len:
         raise InputError("bad-field", f"flags: field 'max_model_len': {flags.max_model_len} exceeds the "
                          f"{model.max_model_len} tokens of {model.name}")
     limit = flags.max_model_len or model.max_model_len
+    if flags.long_prefill_token_threshold > limit:
+        raise InputError("bad-field", "flags: field 'long_prefill_token_threshold': "
+                         f"{flags.long_prefill_token_threshold} exceeds max_model_len ({limit}); lower it, 0 is none")
     if not flags.enable_chunked_prefill and flags.max_num_batched_tokens < limit:
         raise InputError("bad-field", f"flags: field 'max_num_batched_tokens': {flags.max_num_batched_tokens} is below "
                          f"max_model_len ({limit}), which needs enable_chunked_prefill; raise it or turn that on")

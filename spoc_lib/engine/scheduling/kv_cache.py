@@ -150,8 +150,9 @@ class KVCache:
         total = 0
         for group, held in enumerate(request.blocks):
             required = ceil_div(tokens, self.block_size)
-            if capped and self._cap[group] is not None:
-                required = min(required, self._cap[group])
+            cap = self._cap[group]
+            if capped and cap is not None:
+                required = min(required, cap)
             if request.num_hashed[group] != UNTRACKED:
                 total += max(required - len(held), 0)
                 continue

@@ -186,8 +186,8 @@ def replay(recording: Recording, file: str = "") -> FileResult:
             if result.finish_reason:
                 comparison.equal(number, "finished_step", finished.pop(result.request_id), number + 1,
                                  result.request_id)
-    for request, step in finished.items():
-        comparison.equal(len(recording.steps), "finished_step", step, None, request)
+    for name, step in finished.items():
+        comparison.equal(len(recording.steps), "finished_step", step, None, name)
     return FileResult(file, len(recording.steps), comparison.count, comparison.first)
 
 
