@@ -1,4 +1,4 @@
-"""Does the twin predict what it has not seen? It is fitted to one launch and held against all others.
+"""The twin fitted to one launch: it screens for the others, and is held against them, which it has not seen.
 
 The one launch is the defaults': its requests and the server's gauge give the step-time parameters
 (`engine.steptime.fit_run`). Every other launch differs in its flags, so its figures are predictions.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from spoc_lib.engine.steptime.model import StepTimeModel
 from spoc_lib.engine.steptime.parameters import Parameters
 from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import TrialFailure
-from spoc_lib.search.space import Flags, FlagSpace, flags_key
+from spoc_lib.search.space import Flags, FlagSpace, digest, flags_key
 from spoc_lib.search.study import SearchStudy, record_of
 from spoc_lib.search.twin import TwinEvaluator
 
@@ -36,6 +35,11 @@ class CalibratedTwin(TwinEvaluator):
     """The twin with step-time parameters of its own."""
 
     parameters: Parameters | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parameters is not None:
+            self.version += f" fitted {digest(self.parameters.model_dump())}"
 
     def engine(self, flags: Flags) -> EmbeddedEngine:
         engine = super().engine(flags)
@@ -57,14 +61,13 @@ def held_out(study: SearchStudy, cluster: Cluster, twin: Callable[[Parameters | 
 
     twin: makes the twin with given parameters (None: as shipped) at the users and seconds of the launches.
     """
+    parameters, why_not = fit_to_defaults(study, cluster)
+    if parameters is None:
+        return HeldOut(_empty(), why_not)
     trials = _distinct(study)
-    if len(trials) < 2 or trials[0]["flags"] != study.space.defaults:
-        return HeldOut(_empty(), "The twin was not held against the launches: the defaults and another engine must be "
+    if len(trials) < 2:
+        return HeldOut(_empty(), "The twin was not held against the launches: another engine than the defaults must be "
                        "measured for that.")
-    try:
-        parameters = _fit(study.folder / trials[0]["evidence"], cluster, study.space)
-    except InputError as error:
-        return HeldOut(_empty(), f"The twin could not be fitted to the defaults' launch: {error.message}.")
     before, after = twin(None), twin(parameters)
     rows: list[dict[str, Any]] = []
     for record in trials[1:]:
@@ -77,6 +80,22 @@ def held_out(study: SearchStudy, cluster: Cluster, twin: Callable[[Parameters | 
     return HeldOut(table, _sentence(table))
 
 
+def fit_to_defaults(study: SearchStudy, cluster: Cluster) -> tuple[Parameters | None, str]:
+    """(step-time parameters from the launch of the defaults, ''); (None, why not in a sentence)."""
+    trials = _distinct(study)
+    if not trials or trials[0]["flags"] != study.space.defaults:
+        return None, "The twin could not be fitted: the defaults were not measured."
+    evidence = study.folder / trials[0]["evidence"]
+    budget = {**study.space.context, **study.space.fixed, **study.space.defaults}["max_num_batched_tokens"]
+    try:
+        found = calibrate_run(cluster.model, evidence / "requests.parquet", evidence / "metrics.parquet",
+                              gpu_name=cluster.hardware.gpu, gpu_count=cluster.hardware.count,
+                              batched_tokens=int(budget))
+    except InputError as error:
+        return None, f"The twin could not be fitted to the defaults' launch: {error.message}."
+    return found.parameters, ""
+
+
 def _distinct(study: SearchStudy) -> list[dict[str, Any]]:
     """Records of the measured launches, the first of each engine, with their trial's number."""
     found: dict[str, dict[str, Any]] = {}
@@ -85,13 +104,6 @@ def _distinct(study: SearchStudy) -> list[dict[str, Any]]:
         if record.get("state") in ("complete", "infeasible"):
             found.setdefault(flags_key(record["flags"]), {"trial": trial.number, **record})
     return list(found.values())
-
-
-def _fit(evidence: Path, cluster: Cluster, space: FlagSpace) -> Parameters:
-    budget = {**space.context, **space.fixed, **space.defaults}["max_num_batched_tokens"]
-    return calibrate_run(cluster.model, evidence / "requests.parquet", evidence / "metrics.parquet",
-                         gpu_name=cluster.hardware.gpu, gpu_count=cluster.hardware.count,
-                         batched_tokens=int(budget)).parameters
 
 
 def _row(record: dict[str, Any], name: str, space: FlagSpace, twin: float | None,

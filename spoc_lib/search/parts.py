@@ -46,13 +46,14 @@ def workload_digest(script_factory: ScriptFactory, *plan: Any) -> str:
     return digest([turns, [float(value) for value in plan]])
 
 
-def screening_twin(cluster: Cluster, profile: Profile, space: FlagSpace,
-                   script_factory: ScriptFactory) -> TwinEvaluator:
-    """The twin at the target users for profile.screen_s measured seconds, after the crowd has settled."""
+def screening_twin(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory,
+                   parameters: Parameters | None = None) -> TwinEvaluator:
+    """The twin at the target users for profile.screen_s measured seconds, after the crowd has settled; `parameters` of
+    its step time (None: as shipped)."""
     users = cluster.search.target_users
     warmup_s = max(WARMUP_SHARE * profile.screen_s, _settle_s(cluster, space, script_factory, users))
-    return TwinEvaluator(cluster, space, script_factory, users, warmup_s + profile.screen_s, warmup_s,
-                         profile.gap_cap_s)
+    return CalibratedTwin(cluster, space, script_factory, users, warmup_s + profile.screen_s, warmup_s,
+                          profile.gap_cap_s, parameters=parameters)
 
 
 def prediction_twin(real: HttpEvaluator, parameters: Parameters | None) -> CalibratedTwin:

@@ -14,10 +14,11 @@ import pandas as pd
 
 from spoc_lib.config import Cluster, Profile
 from spoc_lib.core.errors import InputError
+from spoc_lib.engine.steptime.parameters import Parameters
 from spoc_lib.search import noise, pareto
 from spoc_lib.search.acquire import expected_gain
 from spoc_lib.search.avoid import CrashAvoidance, switched_on
-from spoc_lib.search.heldout import held_out
+from spoc_lib.search.heldout import fit_to_defaults, held_out
 from spoc_lib.search.helptext import check_flags
 from spoc_lib.search.parts import (
     assemble,
@@ -142,21 +143,23 @@ def screened(study: SearchStudy) -> list[Screened]:
 
 def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory, folder: Path,
                 settings: Mapping[str, Any], progress: Progress | None) -> StudyResult:
-    """Screen on the twin (into `folder`/screen), launch `settings['trials']` times, say what repeats and the twin
-    were worth."""
+    """Launch the defaults, fit the twin to them, screen on it (into `folder`/screen), launch up to
+    `settings['trials']` times, say what repeats and the twin were worth."""
     seed, users = settings["seed"], cluster.search.target_users
     reference = pareto.reference_point(cluster.slos)
-    pool, notes = _screen(cluster, profile, space, script_factory, folder / "screen", seed, progress)
     unchecked = check_flags(cluster, space, folder)
-    notes += [unchecked] if unchecked else []
     real = http_evaluator(cluster, profile, space, script_factory, users=users)
-    plan = ScreenedPlan(space, pool, reference, settings["trials"], seed)
     workload = workload_digest(script_factory, users, real.duration_s, real.warmup_s)
     study = SearchStudy(space, real, folder, workload, seed, profile.search_population, [space.defaults],
-                        storage=storage_from_environment(), propose=plan,
-                        avoid=CrashAvoidance() if switched_on() else None)
-    study.run(settings["trials"], launches=settings["trials"],
-              progress=throttled(study, reference, progress))
+                        storage=storage_from_environment(), avoid=CrashAvoidance() if switched_on() else None)
+    told = throttled(study, reference, progress)
+    if not study.distributed:  # workers that share a study take their slots as they come
+        study.run(1, progress=told)
+    parameters, why_not = fit_to_defaults(study, cluster)
+    pool, notes = _screen(cluster, profile, space, script_factory, folder / "screen", seed, parameters, progress)
+    notes += [sentence for sentence in (unchecked, why_not) if sentence]
+    plan = study.propose = ScreenedPlan(space, pool, reference, settings["trials"], seed)
+    study.run(settings["trials"], launches=settings["trials"], progress=told)
     probabilities, sentences = noise_findings(study, cluster, seed)
     index, ratio = plan.log_ratios(study)
     if len(index) >= 2:
@@ -181,14 +184,16 @@ def saved(study: SearchStudy, space: FlagSpace, judged: int) -> str:
 
 
 def _screen(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory, folder: Path,
-            seed: int, progress: Progress | None) -> tuple[list[Screened], list[str]]:
+            seed: int, parameters: Parameters | None, progress: Progress | None) -> tuple[list[Screened], list[str]]:
     try:
-        twin = screening_twin(cluster, profile, space, script_factory)
+        twin = screening_twin(cluster, profile, space, script_factory, parameters)
     except InputError as error:
         return [], [f"There was no screening, since the twin cannot stand for this engine: {error.message}."]
     study = twin_study(twin, space, script_factory, folder, seed, profile)
     reference = pareto.reference_point(cluster.slos)
     study.run(profile.search_trials, progress=throttled(study, reference, progress))
+    if parameters is not None:
+        return screened(study), ["The twin that screened was fitted to the launch of the defaults."]
     warnings = twin.engine(space.defaults).passport().get("warnings", [])
     return screened(study), [f"Screening by the twin: {warning}." for warning in warnings]
 
@@ -206,10 +211,11 @@ def noise_findings(study: SearchStudy, cluster: Cluster, seed: int) -> tuple[dic
     sd = noise.relative_sd(repeats)
     chance = noise.membership(repeats, sd, _limits(cluster), seed)
     known = noise.repeated(repeats)
-    sentences = [("One measurement scatters by {:.1%} in throughput, {:.1%} in p95 TTFT and {:.1%} in p95 ITL "
-                  "(standard deviation from {} and an assumed {:.0%} that counts as {}).").format(
-                      *sd, "one repeat" if known == 1 else f"{known} repeats", noise.UNKNOWN_SD, noise.UNKNOWN_COUNTS)
-                 if known else
+    throughput, ttft, itl = (f"{value:.1%}" for value in sd)
+    again = "one repeat" if known == 1 else f"{known} repeats"
+    sentences = [f"One measurement scatters by {throughput} in throughput, {ttft} in p95 TTFT and {itl} in p95 ITL "
+                 f"(standard deviation from {again} and an assumed {noise.UNKNOWN_SD:.0%} that counts as "
+                 f"{noise.UNKNOWN_COUNTS})." if known else
                  f"No engine was measured twice: {noise.UNKNOWN_SD:.0%} of noise is assumed in every objective."]
     first = groups[0][1]
     if len(first) > 1:

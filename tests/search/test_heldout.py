@@ -37,7 +37,7 @@ def test_a_twin_fitted_to_the_defaults_predicts_the_other_engines(tmp_path):
         return CalibratedTwin(cluster, space, factory, 24, 16.0, 4.0, evidence=False, parameters=parameters)
 
     study.run(1)
-    assert "another engine must be measured" in held_out(study, cluster, twin).sentence
+    assert "another engine than the defaults" in held_out(study, cluster, twin).sentence
     study.run(3)
     found = held_out(study, cluster, twin)
     assert found.table["trial"].tolist() == [1, 1, 1, 2, 2, 2]

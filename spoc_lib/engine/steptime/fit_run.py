@@ -68,7 +68,8 @@ def read_run(requests_path: str | Path, metrics_path: str | Path, model: ModelSp
     table = read_table(requests_path, REQUESTS)
     needed = ["send_s", "first_token_s", "end_s", "prompt_tokens", "output_tokens"]
     rows = table[(table["outcome"] == "completed") & table[needed].notna().all(axis=1)
-                 & (table["output_tokens"] > 1)].sort_values("first_token_s")
+                 & (table["output_tokens"] > 1) & (table["end_s"] > table["first_token_s"])
+                 ].sort_values("first_token_s")  # an answer that came in one piece has no decode time
     if len(rows) < 20:
         raise InputError("too-few-requests", f"{requests_path} holds {len(rows)} completed requests with tokens "
                          f"counted by the server: at least 20 are needed")
