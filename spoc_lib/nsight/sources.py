@@ -185,7 +185,7 @@ def _whole(value: object) -> int:
 
 def _int64(values: pa.Array) -> np.ndarray:
     """Integers of any width, NULL as `sqlitepages.NULL`."""
-    values = values.cast(pa.int64())
+    values = values.cast(pa.int64(), safe=False)  # an unsigned id keeps its bits, as in SQLite
     return (pc.fill_null(values, NULL) if values.null_count else values).to_numpy()
 
 

@@ -261,3 +261,11 @@ def test_no_index_and_no_lock_is_left(new_trace, kernel_names):
     finally:
         path.parent.chmod(0o755)
     assert done.stdout.strip() == "100"
+
+
+def test_parquet_integers_of_any_width_and_sign_keep_their_bits(tmp_path):
+    """An unsigned id above 2^63 is the negative integer that SQLite holds; NULL is NULL."""
+    pq.write_table(pa.table({"a": pa.array([2**63 + 5, None], pa.uint64()), "b": pa.array([1, 2], pa.int32())}),
+                   tmp_path / "T.parquet")
+    (chunk,) = ParquetSource(tmp_path).integers("T", ("a", "b"))
+    assert chunk.tolist() == [[5 - 2**63, NULL], [1, 2]] and chunk.dtype == np.int64
