@@ -19,7 +19,7 @@ from typing import Any
 from spoc_lib import config
 from spoc_lib.core.errors import GateError, InputError
 from spoc_lib.core.files import write_json
-from spoc_lib.pipeline.execute import Say, absolute, execute
+from spoc_lib.pipeline.execute import Say, absolute, again, execute
 from spoc_lib.pipeline.parameters import check
 from spoc_lib.pipeline.runs import Run, outputs_dir
 from spoc_lib.report import index
@@ -206,7 +206,7 @@ def report(
         if run.stage_state("03")["state"] != "done":
             raise GateError(
                 "nothing-to-report",
-                f"run '{run.id}' has no finished sweep: spoc run {run.state['cluster']} --run-id {run.id} --resume",
+                f"run '{run.id}' has no finished sweep: {again(run, str(run.state.get('cluster')))}",
             )
     profile = profile or opened[0].stage_state("03")["parameters"]["profile"]
     _parameters(opened, profile, settings or {})  # refused before a folder exists

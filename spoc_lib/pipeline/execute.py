@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import tempfile
 import threading
 import time
@@ -19,7 +20,7 @@ from spoc_lib.core.errors import GateError, InputError, SpocError
 from spoc_lib.core.files import read_json, write_text
 from spoc_lib.core.limits import need_file_handles
 from spoc_lib.pipeline import record
-from spoc_lib.pipeline.parameters import STAGES, Common, check
+from spoc_lib.pipeline.parameters import P04, STAGES, Common, check
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import html, index
 
@@ -55,16 +56,39 @@ def run_stages(run: Run, stages: list[str], parameters: dict[str, dict[str, Any]
         before = run.stage_state(number)
         if resume and (before["state"] == "done" or before["state"] == "skipped" and reason):
             changed = _changed(before.get("parameters", {}), checked[number]) if before["state"] == "done" else []
-            if not changed:
+            if not changed and _finished(run, number):
                 say(f"{title}: {before['state']} already, kept")
                 continue
-            say(f"{title}: done before with another {', '.join(changed)}, so it and what follows run again")
+            why = f"done before with another {', '.join(changed)}" if changed else "its notebook was cut off at the end"
+            say(f"{title}: {why}, so it and what follows run again")
         resume = False
         if reason:
             run.set_stage(number, state="skipped", reason=reason)
             say(f"{title}: skipped: {reason}")
             continue
         execute(run, number, checked[number].model_dump(), say)
+
+
+def again(run: Run, cluster: str) -> str:
+    """The command that goes on with a run."""
+    state = run.state
+    if "batch" in state:
+        return f"spoc batch --resume --run-id {run.id}"
+    if "runs" in state:
+        return shlex.join(["spoc", "report", *state["runs"]])
+    return shlex.join(["spoc", "run", cluster, "--run-id", run.id, "--resume"])
+
+
+def _finished(run: Run, number: str) -> bool:
+    """Whether a stage that wrote its result also has its notebook to the last cell; its page is made up for."""
+    notebook = run.folder / f"{STAGES[number].notebook}.ipynb"
+    if not notebook.exists():
+        return True  # run by hand, or skipped
+    if not (read_json(notebook)["metadata"].get("papermill") or {}).get("end_time"):
+        return False
+    if not notebook.with_suffix(".html").exists():
+        _render(run, number)
+    return True
 
 
 def _changed(before: dict[str, Any], now: Common) -> list[str]:
@@ -76,7 +100,7 @@ def skip_reason(number: str, parameters: Common) -> str:
     cluster = config.load_cluster(parameters.cluster)
     if number == "02" and cluster.engine.kind == "remote":
         return "a remote engine's flags are fixed, so there is nothing to search"
-    if number == "04" and not cluster.simulated and not parameters.trace and not parameters.capture:
+    if isinstance(parameters, P04) and not (cluster.simulated or parameters.trace or parameters.capture):
         return (
             f"no trace to read: capture one at the limit with --capture (spoc nsight plan {parameters.cluster} tells "
             "how by hand), or pass one with --only 04 --set trace=FILE"
@@ -129,16 +153,21 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
         raise GateError(
             "stage-failed",
             f"notebook {number} ({stage.title}) failed after {seconds:.0f} s: "
-            f"{reason.splitlines()[0]}; its cells are in {output}; go on with: spoc run "
-            f"{run.state['cluster']} --run-id {run.id} --resume",
+            f"{reason.splitlines()[0]}; its cells are in {output}; go on with: {again(run, parameters['cluster'])}",
         )
     run.set_stage(number, seconds=seconds)
-    record.into_notebook(output, read_json(run.folder / stage.folder / "result.json")["provenance"])
-    siblings = {f"{s.notebook}.html": f"{s.number} {s.title}" for s in STAGES.values()}
-    page = html.render(output, output.with_suffix(".html"), f"{stage.number} {stage.title}: {run.id}", siblings)
-    say(f"{number} {stage.title}: {seconds:.0f} s -> {page}")
+    say(f"{number} {stage.title}: {seconds:.0f} s -> {_render(run, number)}")
     for finding in run.stage_state(number).get("findings", [])[:3]:
         say(f"   {finding}")
+
+
+def _render(run: Run, number: str) -> Path:
+    """The page of a finished notebook."""
+    stage = STAGES[number]
+    output = run.folder / f"{stage.notebook}.ipynb"
+    record.into_notebook(output, read_json(run.folder / stage.folder / "result.json")["provenance"])
+    siblings = {f"{s.notebook}.html": f"{s.number} {s.title}" for s in STAGES.values()}
+    return html.render(output, output.with_suffix(".html"), f"{stage.number} {stage.title}: {run.id}", siblings)
 
 
 def _write_whole_notebooks() -> None:
@@ -210,10 +239,11 @@ def run_cluster(
     common = {"cluster": absolute(cluster_name), "profile": absolute(profile), "seed": seed}
     parameters = {number: {**common, **told[number]} for number in stages}
     checked = {number: check(number, parameters[number]) for number in stages}
-    if "04" in checked and checked["04"].capture:
+    asked = checked.get("04")
+    if isinstance(asked, P04) and asked.capture:
         from spoc_lib.pipeline.limit_capture import require
 
-        require(cluster, checked["04"].trace)
+        require(cluster, asked.trace)
     facts = {"cluster": cluster.name, "profile": absolute(profile), "seed": seed, "settings": told}
     run = run or Run.create(cluster.name, run_id, facts)
     with run.exclusive():
@@ -222,7 +252,7 @@ def run_cluster(
         try:
             run_stages(run, stages, parameters, resume=resume, say=say)
         except KeyboardInterrupt:
-            say(f"interrupted; go on with: spoc run {cluster_name} --run-id {run.id} --resume")
+            say(f"interrupted; go on with: {again(run, absolute(cluster_name))}")
             raise
         finally:
             index.rebuild(run.folder.parent)

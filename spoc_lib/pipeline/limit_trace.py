@@ -10,6 +10,7 @@ from spoc_lib.core.schemas import METRICS
 from spoc_lib.core.tables import read_table
 from spoc_lib.nsight.decompose import Decomposition
 from spoc_lib.nsight.late import why_late
+from spoc_lib.pipeline.parameters import P04, of_kind
 from spoc_lib.pipeline.stage import Stage
 
 
@@ -17,17 +18,18 @@ def trace_at_limit(stage: Stage) -> tuple[Path, str]:
     """(path, where it comes from, in sentences). The `trace` parameter wins; else an embedded cluster plays its
     users on the virtual clock and writes the steps of the steady window as a kernel trace; a real engine is captured
     by nsys where `capture` asks for it."""
-    given = stage.parameters.trace
+    asked = of_kind(P04, stage.parameters)
+    given = asked.trace
     if given:
         return Path(given), f"The trace {Path(given).name} was given as a parameter."
     if stage.cluster.simulated:
         path, told = _simulated(stage)
-        if stage.parameters.capture:
+        if asked.capture:
             from spoc_lib.pipeline.limit_capture import engine_ranges
 
             told = f"{told} {engine_ranges(stage)}"
         return path, told
-    if stage.parameters.capture:
+    if asked.capture:
         from spoc_lib.pipeline.limit_capture import captured
 
         return captured(stage, *_users(stage))
@@ -66,8 +68,8 @@ def _simulated(stage: Stage) -> tuple[Path, str]:
 
 
 def _users(stage: Stage) -> tuple[int, str]:
-    if stage.parameters.users:
-        return stage.parameters.users, "given as a parameter"
+    if asked := of_kind(P04, stage.parameters).users:
+        return asked, "given as a parameter"
     swept = stage.result_of("03")
     if swept and swept.get("max_users"):
         return int(swept["max_users"]), "the limit that the sweep of this run found"

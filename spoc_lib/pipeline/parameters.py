@@ -10,7 +10,7 @@ import ast
 import os
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
 
@@ -66,6 +66,9 @@ class Common(Strict):
     profile: Text = "quick"
     run_dir: Text = ""
     seed: Count = 1
+
+
+Kind = TypeVar("Kind", bound=Common)
 
 
 class Workload(Common):
@@ -149,6 +152,13 @@ def check(number: str, values: dict[str, Any]) -> Common:
             f"{', '.join(stage.parameters.model_fields)}",
         )
     return yamlfile.parse(stage.parameters, values, f"parameters of {stage.notebook}")
+
+
+def of_kind(kind: type[Kind], parameters: Common) -> Kind:
+    """`parameters` as those of the notebook that has this kind; TypeError for another notebook's."""
+    if not isinstance(parameters, kind):
+        raise TypeError(f"{type(parameters).__name__} are not the parameters {kind.__name__}")
+    return parameters
 
 
 def from_notebook(number: str, namespace: dict[str, Any]) -> Common:

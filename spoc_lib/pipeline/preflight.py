@@ -55,8 +55,8 @@ def _engine(cluster: Cluster) -> Iterator[Finding]:
         for warning in twin.passport().get("warnings", []):
             yield Finding("passport", False, "costs", warning)
     elif engine.kind == "process":
-        program = Path(engine.command[0])
-        if shutil.which(engine.command[0]) or program.is_file():
+        program = Path((engine.command or [""])[0])
+        if shutil.which(program) or program.is_file():
             yield _ok(subject, f"starts with: {shell_command(cluster, {})}")
         else:
             yield Finding(subject, False, "stops", f"the program {program} does not exist: correct engine.command")
@@ -74,7 +74,7 @@ def _engine(cluster: Cluster) -> Iterator[Finding]:
         )
     else:
         try:
-            endpoint = Endpoint(engine.base_url, os.environ.get(engine.api_key_env or ""))
+            endpoint = Endpoint(str(engine.base_url), os.environ.get(engine.api_key_env or ""))
             endpoint.healthy()
             known = endpoint.identify(engine.served_model)
         except SpocError as error:

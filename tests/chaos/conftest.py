@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -105,6 +106,27 @@ class Place:
                         found[int(entry.name)] = command
             except OSError:
                 continue
+        return found
+
+    def listening(self) -> set[str]:
+        """The addresses on which processes of this place listen."""
+        owned = set()
+        for pid in self.processes():
+            for handle in Path(f"/proc/{pid}/fd").glob("*"):
+                try:
+                    target = os.readlink(handle)
+                except OSError:
+                    continue
+                if target.startswith("socket:["):
+                    owned.add(target[8:-1])
+        found = set()
+        for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and fields[9] in owned:
+                    words = bytes.fromhex(fields[1].partition(":")[0])
+                    address = b"".join(words[at:at + 4][::-1] for at in range(0, len(words), 4))
+                    found.add(socket.inet_ntop(family, address))
         return found
 
     def find(self, words: str) -> int:

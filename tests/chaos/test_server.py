@@ -121,6 +121,7 @@ def test_the_server_is_killed_under_load(place, engine):
     server, port = engine()
     process = load(place, port)
     assert place.wait(lambda: under_way(place), 60)
+    assert place.listening() == {"127.0.0.1"}, "engine, its GPU page and the client: on loopback all of them"
     time.sleep(1.5)
     server.kill()
     rung, requests = settled(place, process)
@@ -128,6 +129,7 @@ def test_the_server_is_killed_under_load(place, engine):
     assert rung["ttft_s"]["p99"] == "inf", "failures stay in the percentiles"
 
 
+@pytest.mark.chaos
 def test_the_server_is_restarted_under_load(place, engine):
     server, port = engine()
     process = load(place, port, seconds=12)
@@ -142,6 +144,7 @@ def test_the_server_is_restarted_under_load(place, engine):
     assert (requests["outcome"].eq("completed") & requests["send_s"].gt(last_failure)).any(), "it went on afterwards"
 
 
+@pytest.mark.chaos
 def test_the_server_hangs_for_good(place, engine):
     server, port = engine()
     process = load(place, port, "--idle-timeout", "1.5")
@@ -153,6 +156,7 @@ def test_the_server_hangs_for_good(place, engine):
     assert rung["ttft_s"]["p99"] == "inf"
 
 
+@pytest.mark.chaos
 def test_500_garbage_and_cut_streams_in_turn(place, engine):
     _, port = engine()
     proxy = Proxy(port)
@@ -170,6 +174,7 @@ def test_500_garbage_and_cut_streams_in_turn(place, engine):
     assert rung["failed"] == sum(rung["errors"].values()) and rung["completed"] > 0
 
 
+@pytest.mark.chaos
 def test_a_locust_process_is_killed(place, engine):
     _, port = engine()
     process = load(place, port, "--processes", "2")

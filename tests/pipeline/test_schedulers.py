@@ -32,7 +32,8 @@ TINY = {
 def place(tmp_path):
     """A small cluster, a tiny profile, and the names with which the shipped files start them."""
     cluster = yaml.safe_load((ROOT / "data/clusters/sim-2xh200.yaml").read_text())
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(cluster | {"name": "small", "personas": "tiny"}))
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(cluster | {"name": "small", "personas": "tiny",
+                                                               "search": {"target_users": 5}}))
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     return tmp_path
 
@@ -46,10 +47,10 @@ def run(place: Path, *command: str, **more: str) -> subprocess.CompletedProcess:
 
 def test_slurm_runs_one_cluster_a_task_and_again_goes_on(place):
     (place / "clusters.txt").write_text("nowhere\nsmall.yaml\n")
-    slurm = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "1", "NOTEBOOKS": "01"}
+    slurm = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "1", "NOTEBOOKS": "04"}
     done = run(place, "bash", str(FILES / "slurm.sh"), "clusters.txt", **slurm)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((place / "outputs/small-77/run.json").read_text())["stages"]["01"]["state"] == "done"
+    assert json.loads((place / "outputs/small-77/run.json").read_text())["stages"]["04"]["state"] == "done"
     assert "kept" in run(place, "bash", str(FILES / "slurm.sh"), "clusters.txt", **slurm).stdout
     wrong = run(place, "bash", str(FILES / "slurm.sh"), "clusters.txt", **slurm | {"SLURM_ARRAY_TASK_ID": "5"})
     assert wrong.returncode == 2 and "mend --array" in wrong.stderr
@@ -77,14 +78,14 @@ class Store(ThreadingHTTPServer):
 def test_papermill_alone_from_a_loop_writes_into_a_store_and_one_cluster_stops_no_other(place):
     store = Store()
     threading.Thread(target=store.serve_forever, daemon=True).start()
-    done = run(place, "bash", str(FILES / "loop.sh"), "nowhere", "small.yaml", NOTEBOOKS="01_workload_modeling",
+    done = run(place, "bash", str(FILES / "loop.sh"), "nowhere", "small.yaml", NOTEBOOKS="04_nsight_trace_analysis",
                DEST=f"http://127.0.0.1:{store.server_port}/night")
     store.shutdown()
-    assert done.returncode == 1 and "nowhere: 01_workload_modeling failed" in done.stderr, done.stderr
+    assert done.returncode == 1 and "nowhere: 04_nsight_trace_analysis failed" in done.stderr, done.stderr
     (folder,) = (place / "outputs").glob("small-*")
-    assert (folder / "workload" / "audit.json").exists()
-    assert json.loads((folder / "run.json").read_text())["stages"]["01"]["state"] == "done"
-    written = json.loads(store.kept[f"/night/{folder.name}.01_workload_modeling.ipynb"])
+    assert (folder / "nsight" / "result.json").exists()
+    assert json.loads((folder / "run.json").read_text())["stages"]["04"]["state"] == "done"
+    written = json.loads(store.kept[f"/night/{folder.name}.04_nsight_trace_analysis.ipynb"])
     assert written["metadata"]["papermill"]["exception"] is None and written["cells"][-1]["execution_count"]
 
 
@@ -100,7 +101,7 @@ def test_s3_through_papermills_own_handler(place, tmp_path):
     client = boto3.client("s3", endpoint_url=address, aws_access_key_id="made-up", aws_secret_access_key="x",
                           region_name="us-east-1")
     client.create_bucket(Bucket="nights")
-    done = run(place, "bash", str(FILES / "loop.sh"), "small.yaml", NOTEBOOKS="01_workload_modeling",
+    done = run(place, "bash", str(FILES / "loop.sh"), "small.yaml", NOTEBOOKS="04_nsight_trace_analysis",
                DEST="s3://nights/one", **keys)
     assert done.returncode == 0, done.stderr
     (name,) = [one["Key"] for one in client.list_objects_v2(Bucket="nights")["Contents"]]

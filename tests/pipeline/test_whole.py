@@ -13,6 +13,8 @@ import pandas as pd
 import pytest
 import yaml
 
+from spoc_lib.core import stamp
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -42,6 +44,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     cluster = yaml.safe_load((ROOT / "data/clusters/sim-2xh200.yaml").read_text())
     cluster |= {"name": "small", "personas": "tiny", "ladder": {"users": [50, 100, 200, 400, 800]}}
+    cluster["engine"] = {**cluster["engine"], "api_key_env": "SPOC_TEST_KEY"}
     cluster["search"] = {"target_users": 100, "space": {"max_num_batched_tokens": [512, 2048, 8192]}}
     cluster["slos"] = [
         {"persona": "all", "metric": "ttft", "percentile": 95, "limit_s": 0.3},
@@ -133,9 +136,22 @@ def test_the_page_is_whole_without_a_network(whole, open_page, number):
     assert "Traceback" not in dom
 
 
-def test_no_artefact_holds_what_stood_in_the_environment(whole):
-    holders = [p for p in whole.rglob("*") if p.is_file() and b"sk-never-to-be-seen" in p.read_bytes()]
-    assert not holders
+def content(path: Path) -> bytes:
+    """What a reader would see of a file; Parquet is compressed, so its words are read out."""
+    if path.suffix != ".parquet":
+        return path.read_bytes()
+    table = pd.read_parquet(path)
+    return repr([table[name].astype(str).unique().tolist() for name in table.select_dtypes(["object", "string"])]
+                + list(table.columns)).encode()  # fmt: skip
+
+
+def test_no_artefact_holds_the_key_that_was_used(whole):
+    """Notebooks, pages, Parquet, logs, SQLite, JSON: the key went to the server with every request and nowhere else."""
+    files = [path for path in whole.parent.rglob("*") if path.is_file()]
+    assert {".ipynb", ".html", ".parquet", ".log", ".db", ".sqlite", ".json"} <= {path.suffix for path in files}
+    assert not [path for path in files if b"sk-never-to-be-seen" in content(path)]
+    plans = [path for path in files if path.name == "plan.json"]
+    assert plans and all(json.loads(path.read_text())["api_key_env"] == "SPOC_TEST_KEY" for path in plans)
 
 
 def test_a_finished_run_is_not_overwritten_by_accident(place, whole):
@@ -167,6 +183,34 @@ def test_a_batch_survives_its_failing_clusters(place, whole):
     assert [one["state"] for one in json.loads((night / "batch.json").read_text())["outcomes"]] == [
         "failed", "failed", "done"]  # fmt: skip
     assert (night / "05_capacity_report.html").exists() and "nobody.yaml" in (night / "lost.log").read_text()
+
+
+def test_every_artefact_says_where_it_comes_from(whole):
+    """Notebooks, pages, JSON results and every Parquet file, the load's child process included."""
+    state = json.loads((whole / "run.json").read_text())
+    made = json.loads((whole / "sweep" / "capacity.json").read_text())["provenance"]
+    assert made["engine"]["version"] and made["engine"]["calibration_id"] and made["seeds"]["workload"] == 1
+    assert {"cluster", "profile", "personas", "script", "calibration"} <= set(made["data_sha256"])
+    for number, stage in state["stages"].items():
+        assert all((whole / copy).is_file() for copy in stage["inputs"].values())
+        notebook = next(whole.glob(f"{number}_*.ipynb"))
+        assert json.loads(notebook.read_text())["metadata"]["spoc"]["git"] == made["git"]
+        assert 'id="provenance"' in notebook.with_suffix(".html").read_text()
+    tables = [path for path in whole.rglob("*.parquet") if ".parts" not in str(path)]
+    stamps = [stamp.read(path) for path in tables]
+    assert len(tables) > 10 and all(found and found["run"] == "whole" for found in stamps)
+    assert {found["stage"] for found in stamps} >= {"01", "02", "03", "04"}
+
+
+def test_a_run_is_repeated_as_it_was_recorded(place, whole):
+    done = subprocess.run(
+        [sys.executable, "-m", "spoc_lib", "run", "--from-run", "whole", "--only", "01", "--run-id", "again"],
+        cwd=place.parent, env=environment(place), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "nothing differs from whole" in done.stdout
+    tables = [pd.read_parquet(place / "outputs" / run / "workload" / "sessions.parquet") for run in ("whole", "again")]
+    pd.testing.assert_frame_equal(*tables)
 
 
 def test_a_notebook_runs_from_plain_papermill(place):
