@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from spoc_lib.search.parts import assemble, finish, http_evaluator, screening_tw
 from spoc_lib.search.repeats import repeat_front
 from spoc_lib.search.result import MEASURED, StudyResult
 from spoc_lib.search.screened import search_real
-from spoc_lib.search.settings import write_settings
+from spoc_lib.search.settings import only_worker, write_settings
 from spoc_lib.search.simplify import simplify
 from spoc_lib.search.space import FlagSpace, build_space
 from spoc_lib.search.study import Progress
@@ -40,14 +41,14 @@ def run_study(cluster: Cluster, profile: Profile, script_factory: ScriptFactory,
     folder = Path(folder)
     space = build_space(cluster)
     trials = trials or (profile.search_trials if cluster.simulated else profile.http_launches)
-    settings = write_settings(cluster, profile, folder, seed, trials, confirm, resume)
-    if cluster.simulated:
-        return _search_twin(cluster, profile, space, script_factory, folder, settings, progress)
-    return search_real(cluster, profile, space, script_factory, folder, settings, progress)
+    search = _search_twin if cluster.simulated else search_real
+    with only_worker(folder):
+        settings = write_settings(cluster, profile, folder, seed, trials, confirm, resume)
+        return search(cluster, profile, space, script_factory, folder, settings, progress)
 
 
 def _search_twin(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory, folder: Path,
-                 settings: dict[str, Any], progress: Progress | None) -> StudyResult:
+                 settings: Mapping[str, Any], progress: Progress | None) -> StudyResult:
     twin = screening_twin(cluster, profile, space, script_factory)
     study = twin_study(twin, space, script_factory, folder, settings["seed"], profile)
     reference = pareto.reference_point(cluster.slos)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,20 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
 
 SETTINGS = "search.json"
+
+
+@contextmanager
+def only_worker(folder: Path) -> Iterator[None]:
+    """Hold the search in `folder` for one process: a second one would take the first one's running trial for a
+    killed one. InputError when another is at it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w", encoding="ascii") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError("search-busy", f"another process is searching in {folder}: wait for it, or name another "
+                             "folder (workers share a study through SPOC_STORAGE, each in its own folder)") from None
+        yield
 
 
 def write_settings(cluster: Cluster, profile: Profile, folder: Path, seed: int, trials: int, confirm: bool,
