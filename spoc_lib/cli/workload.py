@@ -207,15 +207,15 @@ def export(personas: Personas = "spoc",
 
     if form not in exports.FORMATS:
         raise InputError("unknown-format", f"unknown format '{form}': use one of {', '.join(exports.FORMATS)}")
+    corpus = Corpus.from_directory(monorepo) if form != "mooncake" else None
     if traces:
-        script = import_paths(list(traces)).script(seed, salt=salt, gap_cap_s=gap_cap_s, context_limit=context_limit)
+        recorded = import_paths(list(traces)).script(seed, salt=salt, gap_cap_s=gap_cap_s, context_limit=context_limit)
+        script: Any = recorded
+        extra: tuple[Any, ...] = () if corpus is None else (recorded.texts(corpus),)
     else:
         script = build_script(personas, seed, salt=salt, gap_cap_s=gap_cap_s, start=start, context_limit=context_limit,
                               scale=scale)
-    extra = ()
-    if form != "mooncake":
-        corpus = Corpus.from_directory(monorepo)
-        extra = (script.texts(corpus) if traces else corpus,)
+        extra = () if corpus is None else (corpus,)
     script, users = _opened(script, users, rate_per_s, cv, duration_s)
     count = 0
     with replacing(output) as temporary, open(temporary, "wb") as handle:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from scipy import special
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload.build import Script
-from spoc_lib.workload.identity import generator
+from spoc_lib.workload.identity import Uniforms
 from spoc_lib.workload.script import NEVER_S, ConversationScript, Segment, Turn, UserScript
 from spoc_lib.workload.traces.imported import ImportedScript
 
@@ -32,11 +33,12 @@ def arrival_times(rate_per_s: float, duration_s: float, seed: int, *, kind: Lite
     if not cv > 0:
         raise InputError("bad-arrivals", f"cv must be above 0, not {cv:g}")
     shape = 1.0 if kind == "poisson" else 1 / cv**2
-    rng = generator(seed, 81)
+    uniforms = Uniforms(seed, 81)
     times: list[np.ndarray] = []
     now = 0.0
     while now < duration_s:
-        gaps = rng.gamma(shape, 1 / (rate_per_s * shape), size=max(64, int(rate_per_s * duration_s)))
+        u = uniforms.draw(max(64, int(rate_per_s * duration_s)))
+        gaps = special.gammaincinv(shape, u) / (rate_per_s * shape)
         batch = now + np.cumsum(gaps)
         times.append(batch)
         now = float(batch[-1])
@@ -73,7 +75,7 @@ class OpenScript:
     def users(self, count: int) -> Iterator[UserScript]:
         return (self.user(number) for number in range(count))
 
-    def describe(self) -> dict:
+    def describe(self) -> dict[str, Any]:
         return {**getattr(self.script, "describe", dict)(), "arrivals": len(self.times_s)}
 
 

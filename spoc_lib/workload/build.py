@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any
 
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
@@ -31,9 +31,9 @@ def build_script(
     *,
     salt: int = 0,
     gap_cap_s: float = 60.0,
-    start: Literal["stationary", "cold"] = "stationary",
+    start: str = "stationary",
     context_limit: int | None = None,
-    geometry: Geometry | dict | None = None,
+    geometry: Geometry | dict[str, Any] | None = None,
     scale: float = 1.0,
     overhead: Overhead = TEMPLATE_OVERHEAD,
 ) -> Script | ImportedScript:
@@ -82,13 +82,18 @@ class Script:
     scale: float
     overhead: Overhead
 
+    _ground: Ground = field(init=False, repr=False, compare=False)
+    _sequence: _Shares = field(init=False, repr=False, compare=False)
+    _specs: list[_Spec] = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ground", Ground(self.geometry, self.seed, self.salt, self.scale))
         object.__setattr__(self, "_sequence", _Shares([p.share for p in self.personas.personas]))
         object.__setattr__(self, "_specs", [_Spec(p.model_dump_json(), p) for p in self.personas.personas])
 
-    def __reduce__(self):  # to worker processes go the parameters; the tree of common ground is grown again there
-        return Script, tuple(getattr(self, name) for name in self.__dataclass_fields__)
+    #: To worker processes go the parameters; the tree of common ground is grown again there.
+    def __reduce__(self) -> tuple[type[Script], tuple[Any, ...]]:
+        return Script, tuple(getattr(self, one.name) for one in fields(self) if one.init)
 
     def user(self, number: int) -> User:
         return User(self, self._ground, self._specs[self._sequence[number]], number)
@@ -109,7 +114,7 @@ class Script:
         """The same script, every user starting cold."""
         return replace(self, start="cold")
 
-    def describe(self) -> dict:
+    def describe(self) -> dict[str, Any]:
         """The parameters that decide what the script is, for provenance."""
         return {"personas": self.personas.name, "seed": self.seed, "salt": self.salt, "gap_cap_s": self.gap_cap_s,
                 "start": self.start, "context_limit": self.context_limit, "scale": self.scale,
@@ -158,19 +163,18 @@ class User:
         self._limit = script.limit(persona)
         self._depth = ground.depth(number, persona.depth.weights if persona.depth else None)
         self._conversation = -1
-        self._plan: Plan | None = None
+        self._plan: Plan
         self._turn = 0
         self._base = 0
         self._messages = 0
 
     def next(self, history_tokens: int) -> Turn:
         """The next turn. `history_tokens`: content of the history now, replies included, template excluded."""
-        plan = self._plan
-        if plan is None and self._script.start == "stationary":
+        if self._conversation < 0 and self._script.start == "stationary":
             return self._stationary()
-        if plan is None or self._turn >= plan.turns:
+        if self._conversation < 0 or self._turn >= self._plan.turns:
             return self._new_conversation()
-        turn = self._turn
+        plan, turn = self._plan, self._turn
         append, output = plan.append_tokens[turn], plan.output_tokens[turn]
         prompt = history_tokens + append + self._script.overhead.tokens(self._messages + 2)
         if prompt + output > self._limit:

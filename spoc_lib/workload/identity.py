@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 _MASK = (1 << 64) - 1
@@ -21,6 +23,22 @@ def mix(*parts: int) -> int:
 def uniform(*parts: int) -> float:
     """A number in (0, 1) that belongs to a tuple of integers."""
     return ((mix(*parts) >> 10) + 0.5) / (1 << 53)
+
+
+class Uniforms:
+    """A stream of numbers in [0, 1) that belongs to a tuple of integers.
+
+    Philox is counter-based and specified bit by bit, and its raw bits are turned into numbers here: another version of
+    numpy may draw its own distributions anew, but cannot change these.
+    """
+
+    def __init__(self, *parts: int) -> None:
+        self._bits = np.random.Philox(key=[mix(*parts), mix(*parts, 1)])
+
+    def draw(self, *shape: int) -> np.ndarray:
+        """The next numbers, as an array of this shape."""
+        raw = self._bits.random_raw(math.prod(shape))
+        return ((raw >> np.uint64(11)) * 2.0**-53).reshape(shape)
 
 
 def generator(*parts: int) -> np.random.Generator:

@@ -70,8 +70,8 @@ class RemoteTokenizer:
             context = ssl.create_default_context()
             if not verify_tls:
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            self._connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s,
-                                                           context=context)
+            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                parts.hostname, parts.port, timeout=timeout_s, context=context)
         else:
             self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
         self._turn = threading.Lock()  # users of one client share the connection

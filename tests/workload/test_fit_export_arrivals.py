@@ -139,12 +139,13 @@ def test_aiperf_and_guidellm_lines():
     script, corpus = build_script("tiny", 5, start="cold"), Corpus.from_directory(max_bytes=1 << 20)
     turns = [item.turn for item in play(script, 4, 5)]
     lines = list(exports.aiperf(script, 4, 5, corpus))
-    assert [line["output_length"] for line in lines] == [t.output_tokens for t in turns]
-    assert all(line["message_mode"] == "delta" and ("timestamp" in line) != ("delay" in line) for line in lines)
-    assert all(m["role"] != "assistant" for line in lines for m in line["messages"])
+    said = [turn for line in lines for turn in line["turns"] if turn.get("role") != "system"]
+    assert [turn["output_length"] for turn in said] == [t.output_tokens for t in turns]
+    assert all(("timestamp" in turn) != ("delay" in turn) for turn in said)
+    assert all(line["turns"][0]["role"] == "system" and "timestamp" in line["turns"][1] for line in lines)
     count = corpus.tokenizer.count
-    assert [sum(count(m["content"]) for m in line["messages"]) for line in lines] == [
-        sum(s.tokens for s in t.append) for t in turns]
+    own = [sum(s.tokens for s in t.append if s.layer in ("session", "turn")) for t in turns]
+    assert [count(turn["text"]) for turn in said] == own
     records = list(exports.guidellm(script, 4, 5, corpus))
     budgets = [value for record in records for key, value in record.items() if key.startswith("output_tokens_count_")]
     assert budgets == [t.output_tokens for t in turns]
@@ -181,7 +182,7 @@ def test_open_arrivals_reach_the_exported_timestamps():
     lines = list(exports.mooncake(script, len(script.times_s), 50))
     firsts = {}
     for line in lines:
-        firsts.setdefault(line["session_id"], line["timestamp"])
+        firsts.setdefault(line["conversation_id"], line["timestamp"])
     assert sorted(firsts.values()) == [round(1000 * at) for at in script.times_s]
     assert max(line["timestamp"] for line in lines) < 10**7  # nobody is never due
 

@@ -123,15 +123,16 @@ def gap_caps(script: ConversationScript, users: int, turns: int, pace: Pace, cap
     free = getattr(script, "with_gap_cap", None)
     whole = free(1e9) if free else script
     rows = []
-    gaps, service = [], 0.0
+    gaps: list[float] = []
+    service = 0.0
     for item in play(whole, users, turns, pace):
         if not item.turn.history:  # the rest of a gap, not a gap
             gaps.append(item.turn.think_time_s)
             service += pace.service_s(item.turn.output_tokens)
     in_use = getattr(script, "gap_cap_s", None)
-    gaps = np.asarray(gaps)
+    think_s = np.asarray(gaps)
     for cap in sorted({*map(float, caps_s), *([float(in_use)] if in_use else [])}):
-        think = float(np.minimum(gaps, cap).sum())
+        think = float(np.minimum(think_s, cap).sum())
         ratio = service / (service + think)
         rows.append((cap, ratio, 1 / ratio, think / max(1, len(gaps)), cap == in_use))
     return pd.DataFrame(rows, columns=["gap_cap_s", "in_flight_ratio", "users_per_request", "mean_think_s", "in_use"])

@@ -62,14 +62,15 @@ def fit(result: ImportResult, *, name: str = "fitted", source: str = "", groups:
     if len(sessions) < 10:
         raise InputError("too-few-sessions", f"only {len(sessions)} sessions have two or more requests; a fit needs "
                          "10: import more traces")
+    persona_documents = [persona_of(f"G{k}", group, len(group) / len(sessions))
+                         for k, group in enumerate(grouped(sessions, groups, windows))]
+    _make_shares_whole(persona_documents)
     document = {
         "name": name, "title": f"fitted to {len(sessions)} sessions",
         "source": source or f"fitted to {', '.join(result.sources)}",
-        "personas": [persona_of(f"G{k}", group, len(group) / len(sessions))
-                     for k, group in enumerate(grouped(sessions, groups, windows))],
+        "personas": persona_documents,
         "geometry": geometry_of(sessions),
     }
-    _make_shares_whole(document["personas"])
     personas = yamlfile.parse(PersonaSet, document, "the fitted persona set")
     measured = measured_quantities(sessions)
     return Fit(personas, document, _goodness(measured, realised_quantities(personas, check_users)),
@@ -81,7 +82,8 @@ def realised_quantities(personas: PersonaSet, users: int, seed: int = 7) -> dict
     script = build_script(personas, seed, start="cold", gap_cap_s=1e9)
     rows: dict[str, list[float]] = {name: [] for name in QUANTITIES}
     for user in script.users(users):
-        history, requests = 0, []
+        history = 0
+        requests: list[tuple[int, int, float | None, bool]] = []
         while True:
             turn = user.next(history)
             if turn.conversation > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,7 @@ def growth_of(sessions: list[Session]) -> Growth:
                   rewrites, steps)
 
 
-def _ends(sessions: list[Session], ends: list[float]) -> dict[str, Any]:
+def _ends(sessions: list[Session], ends: Sequence[float]) -> dict[str, Any]:
     """The persona's `end_…` and `turns_follow_start`: a Gaussian copula of first prompt, turns and end."""
     fields: dict[str, Any] = {"end_prompt_tokens": quantiles(np.asarray(ends))}
     columns = pd.DataFrame({"start": [s.requests[0].prompt_tokens for s in sessions],
@@ -130,7 +131,9 @@ def tuned(persona: dict[str, Any], growth: Growth) -> dict[str, Any]:
 
 def _planned(persona: Persona) -> dict[str, np.ndarray]:
     """Growths and last prompts of planned conversations, by the distribution that decides them."""
-    later, opening, last = [], [], []
+    later: list[float] = []
+    opening: list[float] = []
+    last: list[float] = []
     for conversation in range(_CONVERSATIONS):
         plan = plans.draw(persona, 11, 0, conversation, limit=persona.context_limit_tokens, gap_cap_s=1e9)
         steps = [a + o + 2 * MESSAGE_TOKENS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def measured_quantities(sessions: list[Session]) -> dict[str, np.ndarray]:
     return {name: np.asarray(values, dtype=float) for name, values in rows.items()}
 
 
-def tally(rows: dict[str, list[float]], requests: list[tuple[int, int, float | None, bool]]) -> None:
+def tally(rows: dict[str, list[float]], requests: Sequence[tuple[int, int, float | None, bool]]) -> None:
     """Add one conversation's values to `rows`, a list a quantity. requests: (prompt, output, gap, human) in order."""
     prompts = [request[0] for request in requests]
     rows["requests a session"].append(len(requests))
@@ -108,8 +109,8 @@ def _run_lengths(sessions: list[Session]) -> Any:
 
     A session's last run may have ended with it or have been cut off by it: it counts half as each.
     """
-    ended: Counter[int] = Counter()
-    cut: Counter[int] = Counter()
+    ended: dict[int, float] = defaultdict(float)
+    cut: dict[int, float] = defaultdict(float)
     for session in sessions:
         starts = [k for k, request in enumerate(session.requests) if request.human or k == 0]
         for start, end in zip(starts, [*starts[1:], len(session.requests)], strict=True):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,12 +70,12 @@ def _k_means(points: np.ndarray, count: int) -> np.ndarray:
     return labels
 
 
-def survived(ended: Counter[int], cut: Counter[int]) -> np.ndarray:
+def survived(ended: Mapping[int, float], cut: Mapping[int, float]) -> np.ndarray:
     """Lengths at 4000 even quantiles by Kaplan and Meier's estimate; `cut`: lengths that went on unseen."""
     at_risk, survival, lengths, reached = sum(ended.values()) + sum(cut.values()), 1.0, [], []
     for length in sorted({*ended, *cut}):
-        survival *= 1 - ended[length] / at_risk
-        at_risk -= ended[length] + cut[length]
+        survival *= 1 - ended.get(length, 0.0) / at_risk
+        at_risk -= ended.get(length, 0.0) + cut.get(length, 0.0)
         lengths.append(length)
         reached.append(1 - survival)
     index = np.minimum(np.searchsorted(reached, (np.arange(4000) + 0.5) / 4000), len(lengths) - 1)

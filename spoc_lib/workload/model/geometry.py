@@ -20,7 +20,7 @@ from spoc_lib.workload.script import Layer, Segment
 from spoc_lib.workload.template import MESSAGE_LEAD_TOKENS
 
 Share = Annotated[float, Field(ge=0, le=1)]
-LAYERS: tuple[str, ...] = get_args(Layer)
+LAYERS: tuple[Layer, ...] = get_args(Layer)
 SHARED_LAYERS = LAYERS[:4]
 
 
@@ -92,8 +92,9 @@ class Ground:
         """(repository, directory, file set) of a conversation. A user keeps its repository."""
         draws = (uniform(self._seed, 12, user), uniform(self._seed, 13, user, conversation),
                  uniform(self._seed, 14, user, conversation))
-        return tuple(int(min(np.searchsorted(edges, u, side="right"), len(edges) - 1))
-                     for edges, u in zip(self._cumulative, draws, strict=True))
+        repository, directory, files = (min(int(np.searchsorted(edges, u, side="right")), len(edges) - 1)
+                                        for edges, u in zip(self._cumulative, draws, strict=True))
+        return repository, directory, files
 
     def shared(self, user: int, conversation: int, depth: int, prompt_tokens: int) -> tuple[Segment, ...]:
         """Shared segments that open a conversation whose first prompt holds `prompt_tokens`, outermost first."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from spoc_lib.workload.identity import generator
+from spoc_lib.workload.identity import Uniforms
 from spoc_lib.workload.model.persona import Persona
 from spoc_lib.workload.template import MESSAGE_TOKENS, overhead_tokens
 
@@ -54,12 +54,12 @@ class Plan:
 def draw(persona: Persona, seed: int, user: int, conversation: int, *, limit: int, gap_cap_s: float,
          scale: float = 1.0) -> Plan:
     """The plan of one conversation. `limit`: context limit in tokens; sizes are multiplied by `scale` first."""
-    rng = generator(seed, 21, user, conversation)
-    first = rng.random(2)
+    uniforms = Uniforms(seed, 21, user, conversation)
+    first = uniforms.draw(2)
     u_turns = float(_correlated(first[0], first[1], persona.turns_follow_start)) if persona.turns_follow_start \
         else first[0]
     turns = max(1, round(float(persona.turns.ppf(u_turns))))
-    u = rng.random((7, turns))
+    u = uniforms.draw(7, turns)
     output = np.maximum(1, np.rint(persona.output_tokens.ppf(u[0]) * scale)).astype(int)
     u_growth = _following(u[1], u[0], persona.growth_follows_output)
     growth = persona.growth_tokens.ppf(u_growth) * scale
@@ -72,7 +72,7 @@ def draw(persona: Persona, seed: int, user: int, conversation: int, *, limit: in
     start = min(start, room)
     if persona.end_prompt_tokens is not None and turns > 1:
         z = (persona.end_follows_turns * _normal(u_turns) + persona.end_follows_start * _normal(first[1])
-             + np.sqrt(1 - persona.end_variance) * _normal(rng.random()))
+             + np.sqrt(1 - persona.end_variance) * _normal(uniforms.draw(1)[0]))
         end = float(persona.end_prompt_tokens.ppf(special.ndtr(z))) * scale
         growth[1:] = _scaled_to(growth[1:], end - start, output[:-1])
     append = np.maximum(MIN_APPEND_TOKENS, np.rint(growth[1:] - output[:-1] - 2 * MESSAGE_TOKENS)).astype(int)

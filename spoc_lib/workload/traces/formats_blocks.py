@@ -227,8 +227,9 @@ class _MooncakeRequest:
 
     @classmethod
     def of(cls, name: str, record: dict[str, Any]) -> _MooncakeRequest:
-        delay_ms = number(record, "delay", most=MOST_S * 1000, default=None)
-        named = record.get("session_id")
+        pause = "think_time_ms" if "think_time_ms" in record else "delay"
+        delay_ms = number(record, pause, most=MOST_S * 1000, default=None)
+        named = record.get("conversation_id", record.get("session_id"))
         return cls(name, _block_ids(record), tokens(record, "input_length", least=1),
                    max(1, tokens(record, "output_length")),
                    number(record, "timestamp", most=_LAST_S * 1000, default=0.0) / 1000,
@@ -236,8 +237,8 @@ class _MooncakeRequest:
 
 
 def mooncake(records: Iterable[tuple[str, Any]], first: int) -> tuple[list[Session], list[Skipped]]:
-    """Sessions from Mooncake's requests in the order of their times; they name no session (where there is a
-    `session_id`, it decides).
+    """Sessions from Mooncake's requests in the order of their times; they name no session (a
+    `conversation_id` or `session_id` decides where there is one).
 
     A request continues the session whose last prompt it repeats whole (but for its last, partial block); a prefix of a
     single block is common ground, not a session. Gaps include the unknown service time.

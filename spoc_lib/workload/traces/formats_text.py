@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from spoc_lib.workload.script import Layer
 from spoc_lib.workload.template import MESSAGE_TOKENS, PROMPT_TOKENS
 from spoc_lib.workload.tokenizer import Tokenizer
 from spoc_lib.workload.traces.formats_blocks import number
@@ -136,7 +137,8 @@ def _text(message: dict) -> str:
 def _merge(pending: list[tuple[str, str]], tokenizer: Tokenizer) -> tuple[Message, ...]:
     """What a request appends: at most one system text (common ground) and one user text."""
     merged = []
-    for layer, roles in (("organisation", ("system",)), ("turn", ("user", "tool"))):
+    sides: tuple[tuple[Layer, tuple[str, ...]], ...] = (("organisation", ("system",)), ("turn", ("user", "tool")))
+    for layer, roles in sides:
         text = "\n".join(text for role, text in pending if role in roles)
         if text:
             merged.append(Message(text, max(1, tokenizer.count(text)), layer))

@@ -15,7 +15,7 @@ import numpy as np
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload.identity import mix, uniform
 from spoc_lib.workload.model.plan import MIN_APPEND_TOKENS, MIN_SESSION_TOKENS
-from spoc_lib.workload.script import Segment
+from spoc_lib.workload.script import Layer, Segment
 from spoc_lib.workload.template import overhead_tokens
 from spoc_lib.workload.traces.sessions import Owner, Request, Session
 
@@ -115,7 +115,7 @@ class Recording:
 
     def _root(self, sizes: tuple[int, ...]) -> tuple[Segment, ...]:
         """Tools and system prompt: recordings of equal sizes are taken to have the same ones."""
-        layers = ("organisation", "repository")
+        layers: tuple[Layer, Layer] = ("organisation", "repository")
         return tuple(Segment(mix(self.seed, self.salt, 73, *sizes[: k + 1]), size, layers[min(k, 1)])
                      for k, size in enumerate(sizes) if size)
 
@@ -134,7 +134,7 @@ def appends(earlier: Request, later: Request, owner: Owner) -> bool:
         earlier.prompt_tokens - _APPEND_SLACK_TOKENS, later.prompt_tokens - MIN_APPEND_TOKENS))
 
 
-def text_segment(recording: Recording, text: str, tokens: int, layer: str) -> Segment:
+def text_segment(recording: Recording, text: str, tokens: int, layer: Layer) -> Segment:
     """A segment whose identity is its text: equal texts are shared, wherever they come from."""
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
     return Segment(mix(recording.seed, recording.salt, 74, digest), tokens, layer)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spoc_lib.workload.script import Layer
+
 Owner = tuple[int, int]
 #: More than any context holds, and longer than any recording lasts: beyond these a record is broken.
 MOST_TOKENS, MOST_S = 100_000_000, 1e8
@@ -15,7 +17,7 @@ class Message:
 
     text: str
     tokens: int
-    layer: str
+    layer: Layer
 
 
 @dataclass(frozen=True, slots=True)
