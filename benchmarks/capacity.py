@@ -139,9 +139,9 @@ def _result(server: Server, users: float, low: float, high: float, probes: int) 
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--servers", type=int, default=50)
-    arguments.add_argument("--seed", type=int, default=0)
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--servers", type=int, default=50, help="synthetic servers; 50 take about a minute")
+    arguments.add_argument("--seed", type=int, default=0, help="of the first server")
     arguments.add_argument("--json", metavar="FILE")
     given = arguments.parse_args()
     methods = {"ladder": our_ladder, "plain_bisection": plain_bisection, "fixed_ladder": fixed_ladder}
@@ -165,6 +165,7 @@ def main() -> int:
         print(to_json(summary))
     elif given.json:
         write_json(given.json, summary)
+    print(f"{given.servers} servers of the kinds {', '.join(KINDS)}, {summary['cpu_s']:.0f} s of CPU")
     print("held:" if summary["passed"] else "BROKEN:", f"coverage >= 85 %, median width <= 10 %, <= {PROBES} probes")
     return 0 if summary["passed"] else 1
 

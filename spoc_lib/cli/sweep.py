@@ -77,6 +77,7 @@ def capacity(
 @app.command("compare")
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="folders of sweeps, the reference first", metavar="FOLDER...")],
+    metric: Annotated[str, typer.Option(help="the SLOs' metric whose limit is moved: ttft, itl, tpot, …")] = "itl",
     json: JsonOption = None,
 ) -> None:
     """Capacities of several sweeps side by side: ratios with intervals, over the SLA's limits, per GPU, per price.
@@ -85,7 +86,7 @@ def compare(
     """
     from spoc_lib.sweep.compare import compare_folders
 
-    table = compare_folders(folders)
+    table = compare_folders(folders, metric)
     emit(table.to_dict("records"), json, table.to_string(index=False, float_format=lambda value: f"{value:.3g}"))
 
 
