@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from spoc_lib.nsight.roofline import Verdict, roofline
 #: Shortest and longest stretch that is drawn kernel by kernel.
 _LEAST_NS, _MOST_NS = 2_000_000, 60_000_000
 _MOST_NAME = 96
+_ARGUMENTS, _FLAGS = re.compile(r"(?<=>)\([^<]*\)$"), re.compile(r"(, (true|false|(\(\w+\))?[01])(?=[,>]))+")
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,9 @@ class Examination:
 
 
 def _short(name: str) -> str:
-    """A kernel's name in a table: templates differ at both ends, so the middle gives way."""
-    name = name.removeprefix("void ")
-    return name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME * 2 // 3]} … {name[-_MOST_NAME // 3:]}"
+    """A kernel's name in a table, without arguments and flags: templates differ at both ends, the middle gives way."""
+    name = _FLAGS.sub("", _ARGUMENTS.sub("", name.removeprefix("void ")))
+    return name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME // 2]} … {name[-_MOST_NAME // 2:]}"
 
 
 def examine(path: str | Path, model: ModelSpec, gpu: GpuSpec, expect_gpus: int | None = None) -> Examination:
