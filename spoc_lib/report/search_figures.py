@@ -93,9 +93,23 @@ def pareto_pairs(trials: pd.DataFrame, knee: int | None, objectives: Sequence[st
                 col=position,
             )
     for position, (x, y) in enumerate(pairs, 1):
-        figure.update_xaxes(title_text=label(x), type="log", row=1, col=position)
-        figure.update_yaxes(title_text=label(y), type="log" if y in LATENCIES else "linear", row=1, col=position)
+        done = measured(trials)
+        figure.update_xaxes(title_text=label(x), **_log_axis(done[x] * column(x).scale), row=1, col=position)
+        shape = _log_axis(done[y] * column(y).scale) if y in LATENCIES else {"type": "linear"}
+        figure.update_yaxes(title_text=label(y), **shape, row=1, col=position)
     return figure.update_layout(title="The front, two objectives at a time")
+
+
+def _log_axis(values: pd.Series) -> dict:
+    """A logarithmic axis whose ticks are round numbers written in full (Plotly's own show bare digits)."""
+    low, high = float(values.min()), float(values.max())
+    if not 0 < low <= high < np.inf:
+        return {"type": "log"}
+    digits = (1, 2, 5) if high > 6 * low else (1, 1.5, 2, 3, 4, 5, 7)
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    every = (digit * 10.0**power for power in powers for digit in digits)
+    ticks = [tick for tick in every if 0.8 * low <= tick <= 1.25 * high]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]}
 
 
 def _bars(rows: pd.DataFrame, objective: str, spreads: pd.DataFrame | None, color: str) -> dict | None:
@@ -123,6 +137,8 @@ def hypervolume(trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES) ->
 
 def importances(table: pd.DataFrame) -> go.Figure:
     """Share of each flag in each objective's variance. `table`: columns flag, objective, importance."""
+    if table.empty:
+        return _nothing("Which flags mattered", "too few measured trials to say which flags mattered")
     figure = go.Figure()
     for position, (objective, part) in enumerate(table.groupby("objective", sort=False)):
         figure.add_bar(
@@ -140,25 +156,47 @@ def importances(table: pd.DataFrame) -> go.Figure:
     )
 
 
+def _nothing(title: str, why: str) -> go.Figure:
+    """A low figure that says why there is nothing to draw."""
+    figure = go.Figure().update_layout(title=title, height=140)
+    figure.add_annotation(text=why, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+    return figure.update_xaxes(visible=False).update_yaxes(visible=False)
+
+
 def slices(trials: pd.DataFrame, flag: str = "max_num_batched_tokens") -> go.Figure:
-    """TTFT and ITL against one flag: the chunked-prefill trade-off."""
+    """TTFT and ITL against one flag: the chunked-prefill trade-off. The line joins the trials that differ from trial 0,
+    the defaults, in this flag alone; the others differ in more."""
     done = measured(trials)
-    values = done["flags"].map(lambda text: json.loads(text).get(flag))
+    if done.empty:
+        return _nothing(f"Latency against {flag}", "no trial was measured")
+    flags = done["flags"].map(json.loads)
+    first = json.loads(trials["flags"].iloc[0])
+    alone = flags.map(lambda one: all(one[name] == first.get(name) for name in one if name != flag))
+    done = done.assign(value=flags.map(lambda one: one.get(flag)), alone=alone).sort_values("value")
     figure = make_subplots(rows=1, cols=2, subplot_titles=[label("ttft_p95_s"), label("itl_p95_s")])
-    for position, name in enumerate(("ttft_p95_s", "itl_p95_s"), 1):
-        figure.add_scatter(
-            x=values,
-            y=done[name] * column(name).scale,
-            mode="markers",
-            text=_hover(done),
-            marker={"color": style.SERIES[position - 1], "size": 8, "symbol": style.MARKERS[position - 1]},
-            hovertemplate="%{text}<extra></extra>",
-            row=1,
-            col=position,
-            showlegend=False,
-        )
-    figure.update_xaxes(title_text=flag, type="log")
-    figure.update_yaxes(type="log")
+    for position, name in enumerate(LATENCIES, 1):
+        line = done[done["alone"]].groupby("value", as_index=False)[name].mean()
+        for group, rows, mode, text, size, colour in (
+            ("other flags differ too", done[~done["alone"]], "markers", _hover(done[~done["alone"]]), 7, style.GREY),
+            ("only this flag differs", line, "lines+markers", None, 9, style.BLUE),
+        ):
+            figure.add_scatter(
+                x=rows["value"],
+                y=rows[name] * column(name).scale,
+                mode=mode,
+                name=group,
+                legendgroup=group,
+                text=text,
+                marker={"color": colour, "size": size},
+                hovertemplate="%{text}<extra></extra>" if text else "%{x}: %{y:.3g}<extra></extra>",
+                row=1,
+                col=position,
+                showlegend=position == 1,
+            )
+    ticks = sorted(done["value"].unique())[:: max(1, done["value"].nunique() // 6)]
+    figure.update_xaxes(title_text=flag, type="log", tickvals=ticks, ticktext=[str(tick) for tick in ticks])
+    for position, name in enumerate(LATENCIES, 1):
+        figure.update_yaxes(**_log_axis(done[name] * column(name).scale), row=1, col=position)
     return figure.update_layout(title=f"The chunked-prefill trade-off: latency against {flag}")
 
 
@@ -186,6 +224,8 @@ def heldout(table: pd.DataFrame | None) -> pd.DataFrame:
 
 def confirmations(found: list) -> pd.DataFrame:
     """The finalists over HTTP beside the twin, one row each. `found`: `search.confirm.Confirmation`s."""
+    if not found:
+        return pd.DataFrame([{"confirmation": "none was asked for: on a real engine every trial above is real load"}])
     rows = []
     for item in found:
         row = {"role": item.role, "trial": item.trial, "users": item.users, "agrees": item.agrees}
