@@ -114,7 +114,7 @@ def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
                 col=place,
                 annotation_text=f"GPU count: {naive:g}",
             )
-    figure.update_xaxes(type="log")
+    figure.update_xaxes(type="log", dtick="D2")
     figure.update_xaxes(title_text="limit (s)", row=rows)
     figure.update_yaxes(title_text="max users", row=1, col=1, rangemode="tozero")
     if rows == 2:
@@ -126,20 +126,15 @@ def latency_by_cluster(answers: Sequence[Answer]) -> go.Figure:
     """p95 TTFT and ITL against users, the clusters side by side."""
     figure = make_subplots(rows=1, cols=2, subplot_titles=[label("ttft_p95_s"), label("itl_p95_s")])
     for look, answer in zip(style.looks([a.cluster for a in answers]), answers, strict=True):
-        rungs = answer.climbed.sort_values("users")
+        rungs = answer.climbed.replace([np.inf, -np.inf], np.nan).sort_values("users")
+        middle = rungs.groupby("users")[["ttft_p95_s", "itl_p95_s"]].median()
         for panel, name in enumerate(("ttft_p95_s", "itl_p95_s"), 1):
-            figure.add_scatter(
-                x=rungs["users"],
-                y=rungs[name] * column(name).scale,
-                mode="lines+markers",
-                row=1,
-                col=panel,
-                name=answer.cluster.name,
-                legendgroup=answer.cluster.name,
-                showlegend=panel == 1,
-                line=look.line,
-                marker=look.marker,
-            )
+            own = {"name": answer.cluster.name, "legendgroup": answer.cluster.name, "row": 1, "col": panel}
+            scale = column(name).scale
+            figure.add_scatter(x=middle.index, y=middle[name] * scale, mode="lines", line=look.line, showlegend=False,
+                               hoverinfo="skip", **own)
+            figure.add_scatter(x=rungs["users"], y=rungs[name] * scale, mode="markers", marker=look.marker,
+                               showlegend=panel == 1, **own)
     for slo in answers[0].cluster.slos if answers else []:
         name = f"{slo.metric}_p95_s"
         if slo.persona == "all" and name in ("ttft_p95_s", "itl_p95_s"):
@@ -150,7 +145,7 @@ def latency_by_cluster(answers: Sequence[Answer]) -> go.Figure:
                 line={"dash": "dash", "color": style.RED, "width": 1.5},
             )
     figure.update_xaxes(title_text="live users")
-    figure.update_yaxes(type="log")
+    figure.update_yaxes(type="log", dtick="D2")
     return figure.update_layout(title="Latency against users (limit dashed)")
 
 

@@ -157,7 +157,7 @@ def hindrances(answer: Answer, reference: Answer) -> list[str]:
     """Why the numbers of the two runs do not mean the same, each with both values."""
     asked = [
         ("SLOs", *("; ".join(sorted(slo.name for slo in one.cluster.slos)) for one in (answer, reference))),
-        ("personas", *(_personas(one) for one in (answer, reference))),
+        ("personas", *_personas(answer, reference)),
         ("cap on think time", *(f"{one.capacity['gap_cap_s']:g} s" for one in (answer, reference))),
         ("start of the users", *(_profile(one).get("start", "?") for one in (answer, reference))),
         ("model", answer.cluster.model, reference.cluster.model),
@@ -189,21 +189,21 @@ def differences(answer: Answer, reference: Answer) -> tuple[list[str], list[str]
 
 
 def subject(answer: Answer, reference: Answer) -> str:
-    """What is held against what: engine versions where they differ, else clusters, else the runs with their dates."""
-    for mine, theirs in (
-        (engine_name(answer), engine_name(reference)),
-        (answer.cluster.name, reference.cluster.name),
-    ):
-        if mine != theirs:
-            return f"{mine} against {theirs}"
+    """What is held against what: clusters where their hardware differs, else engine versions where these differ, else
+    the runs with their dates."""
+    mine, theirs = engine_name(answer), engine_name(reference)
+    if _hardware(answer) != _hardware(reference) or "" in (mine, theirs):
+        mine, theirs = answer.cluster.name, reference.cluster.name
+    if mine != theirs:
+        return f"{mine} against {theirs}"
     return f"{_dated(answer)} against {_dated(reference)}"
 
 
 def engine_name(answer: Answer) -> str:
-    """`vLLM 0.32.0`, `the twin of vLLM 0.32.0`; the kind of engine where no version was recorded."""
+    """`vLLM 0.32.0`, `the twin of vLLM 0.32.0`; empty where no version was recorded."""
     version = (_made(answer).get("engine") or {}).get("version")
-    name = f"vLLM {version}" if version else f"a {answer.cluster.engine.kind} engine"
-    return f"the twin of {name}" if version and answer.cluster.simulated else name
+    twin = "the twin of " if answer.cluster.simulated else ""
+    return f"{twin}vLLM {version}" if version else ""
 
 
 def causes(answer: Answer, reference: Answer) -> list[Cause]:
@@ -278,7 +278,7 @@ def cause_table(compared: Sequence[Compared]) -> pd.DataFrame:
 
 
 def _differ(asked: list[tuple[str, str, str]]) -> list[str]:
-    return [f"{what}: {mine} against {theirs}" for what, mine, theirs in asked if mine != theirs]
+    return [f"{what}: {mine or '?'} against {theirs or '?'}" for what, mine, theirs in asked if mine != theirs]
 
 
 def _bound(value: float | None) -> str:
@@ -293,12 +293,11 @@ def _profile(answer: Answer) -> dict[str, Any]:
     return _made(answer).get("profile") or {}
 
 
-def _personas(answer: Answer) -> str:
-    """Name and hash of the persona file: the same name may hold other people."""
-    made = _made(answer)
-    name = (made.get("parameters") or {}).get("personas") or answer.cluster.personas
-    digest = (made.get("data_sha256") or {}).get("personas", "")
-    return f"{digest[:12]}" if digest else str(name)
+def _personas(*answers: Answer) -> list[str]:
+    """Each run's persona file by its hash, for the same name may hold other people; by name where one has no hash."""
+    digests = [(_made(one).get("data_sha256") or {}).get("personas", "")[:12] for one in answers]
+    names = [str((_made(one).get("parameters") or {}).get("personas") or one.cluster.personas) for one in answers]
+    return digests if all(digests) else names
 
 
 def _hardware(answer: Answer) -> str:

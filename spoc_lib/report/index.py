@@ -14,8 +14,8 @@ from spoc_lib.core.files import read_json, write_text
 from spoc_lib.report.page import STYLE
 
 #: Columns: heading, whether its cells are numbers.
-COLUMNS = (("run", False), ("cluster", False), ("status", False), ("verdict", False), ("users", True), ("flags", False),
-           ("started", False), ("pages", False))
+COLUMNS = (("run", False), ("cluster", False), ("status", False), ("users", True), ("verdict", False), ("pages", False),
+           ("started", False), ("flags", False))
 
 _SORT = """
 const table = document.querySelector('table'), body = table.tBodies[0], said = document.getElementById('said');
@@ -137,10 +137,10 @@ def _cells(row: Row) -> str:
     name = f'<a href="{html.escape(best)}">{html.escape(row.run)}</a>' if best else html.escape(row.run)
     tone = row.status.split()[0]
     return (
-        f'<tr><th scope="row" data-key="{html.escape(row.run)}">{name}</th><td>{html.escape(row.cluster)}</td>'
+        f'<tr><th scope="row" data-key="{html.escape(row.run)}">{name}</th>'
+        f'<td class="date">{html.escape(row.cluster)}</td>'
         f'<td><span class="state {tone}">{html.escape(row.status)}</span></td>'
-        f'<td class="long">{html.escape(row.verdict)}</td>'
         f'<td class="num" data-key="{row.sort_users}">{html.escape(row.users)}</td>'
-        f'<td class="flags">{html.escape(row.flags)}</td><td class="date">{row.started}</td>'
-        f'<td class="pages">{links or "–"}</td></tr>'
+        f'<td class="long">{html.escape(row.verdict)}</td><td class="pages">{links or "–"}</td>'
+        f'<td class="date">{row.started}</td><td class="flags">{html.escape(row.flags)}</td></tr>'
     )

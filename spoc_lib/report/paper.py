@@ -91,8 +91,8 @@ def budgets(studies: list[Study]) -> pd.DataFrame:
 def grids(studies: list[Study]) -> pd.DataFrame:
     """Users by start, percentile and ITL limit at the paper's budgets; with both of its clusters their ratio too."""
     by_hardware = {(s.answer.cluster.hardware.count, s.answer.cluster.hardware.gpu): s for s in studies}
-    pair = [by_hardware.get(key) for key in USERS]
-    if None in pair:
+    pair = _pair(by_hardware)
+    if pair is None:
         return pd.concat([_with_cluster(study, study.grid) for study in studies], ignore_index=True)
     names = [study.answer.cluster.name for study in pair]
     return joint(*pair).rename(columns={"users": f"users, {names[0]}", "users_other": f"users, {names[1]}"})
@@ -128,20 +128,21 @@ def asked(answers: list[Answer]) -> pd.DataFrame:
 
 def _users(key: tuple[int, str], study: Study | None) -> Claim:
     figure, name = USERS[key], f"users on {key[0]} x {key[1].split('-')[0].upper()}"
-    if study is None or not study.answer.users:
+    users = study.answer.users if study else None
+    if study is None or not users:
         return not_judged(name, f"{figure}", "no run of this cluster with an answer")
     answer = study.answer
-    low, high = answer.interval or (answer.users, answer.users)
-    near = low <= figure <= high or abs(answer.users / figure - 1) <= NEAR
+    low, high = answer.interval or (users, users)
+    near = low <= figure <= high or abs(users / figure - 1) <= NEAR
     depends = _moves(study.sensitivity, figure)
     for metric, rows in limit_curve([answer]).dropna(subset=["users"]).groupby("metric"):
-        if spans([answer.users, *rows["users"]], figure):
+        if spans([users, *rows["users"]], figure):
             depends.append(
                 f"the limit on {metric.upper()} ({rows['users'].min():.0f} to {rows['users'].max():.0f} "
                 f"users over {rows['limit_s'].min():g} to {rows['limit_s'].max():g} s)"
             )
     verdict, why = judge(near, depends, "no parameter's range reaches it: " + _ranges(study.sensitivity))
-    return Claim(name, f"{figure}", f"{answer.users:g} ({low:g} to {high:g})", verdict, why)
+    return Claim(name, f"{figure}", f"{users:g} ({low:g} to {high:g})", verdict, why)
 
 
 def _moves(table: pd.DataFrame, figure: float) -> list[str]:
@@ -162,10 +163,10 @@ def _ranges(table: pd.DataFrame) -> str:
     return "; ".join(f"{name} {_values(rows)}" for name, rows in table.iloc[1:].groupby("asked", sort=False))
 
 
-def _ratio(by_hardware: dict) -> Claim:
+def _ratio(by_hardware: dict[tuple[int, str], Study]) -> Claim:
     name, paper = "users of 4 x H100 to 2 x H200", f"{RATIO:g}, not 2"
-    pair = [by_hardware.get(key) for key in USERS]
-    if None in pair or not all(study.answer.users for study in pair):
+    pair = _pair(by_hardware)
+    if pair is None or not all(study.answer.users for study in pair):
         return not_judged(name, paper, "needs a run of both clusters with an answer")
     value, low, high = ratio(pair[0].answer, pair[1].answer)
     near = low <= RATIO <= high or abs(value / RATIO - 1) <= NEAR
@@ -203,6 +204,12 @@ def _ratio(by_hardware: dict) -> Claim:
         f"one parameter at a time moves it from {min(known):.2f} to {max(known):.2f}, all together from {both}",
     )
     return Claim(name, paper, f"{value:.2f} ({low:.2f} to {high:.2f})", verdict, why)
+
+
+def _pair(by_hardware: dict[tuple[int, str], Study]) -> tuple[Study, Study] | None:
+    """The paper's two clusters, where both were run."""
+    first, second = (by_hardware.get(key) for key in USERS)
+    return None if first is None or second is None else (first, second)
 
 
 def joint(one: Study, other: Study) -> pd.DataFrame:

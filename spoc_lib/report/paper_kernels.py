@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from spoc_lib.core.schemas import REQUESTS
@@ -19,16 +21,17 @@ APART = 0.1
 def attention(study: Study | None) -> Claim:
     """Whether attention and memory bandwidth dominate a decode step, at the limit's batch or a larger one."""
     name, paper = "attention and memory bandwidth dominate the step at large batch", "yes"
-    verdict = ((study and study.answer.nsight) or {}).get("verdict")
-    if not verdict:
+    verdict = _roofline(study)
+    if study is None or not verdict:
         return not_judged(name, paper, "no trace of the limit with a roofline (notebook 04)")
     limit = at_the_limit([study.answer])
     running = max(1, round(float(limit["in_flight_users"].iloc[0]))) if len(limit) else 1
     context = mean_context(study)
     shares = {batch: decode_shares(study, batch, context) for batch in sorted({running, *BATCHES})}
     memory = float(verdict["resources"]["memory"])
-    leads = [batch for batch, found in shares.items() if max(found, key=found.get) == "attn"]
-    top = max(shares[running], key=shares[running].get)
+    longest = {batch: max(found, key=lambda category: found[category]) for batch, found in shares.items()}
+    leads = [batch for batch, category in longest.items() if category == "attn"]
+    top = longest[running]
     ours = (
         f"{running} sequences of {context:,.0f} tokens at the limit: {top} leads, attention "
         f"{shares[running]['attn']:.0%} of the step ({shares[BATCHES[-1]]['attn']:.0%} at {BATCHES[-1]}); DRAM is "
@@ -44,11 +47,16 @@ def attention(study: Study | None) -> Claim:
     return Claim(name, paper, ours, said, why)
 
 
+def _roofline(study: Study | None) -> dict[str, Any]:
+    """The roofline's verdict of the run's trace; {} without one."""
+    return ((study.answer.nsight if study else None) or {}).get("verdict") or {}
+
+
 def decode_shares(study: Study, batch: int, context: float) -> dict[str, float]:
     """Shares of a pure decode step of `batch` sequences of `context` tokens, by kernel category and idle."""
     engine = study.case.engine()
     window = min(context, engine.model.sliding_window or context)
-    step = Batch(batch, batch, batch * context, batch * window, 0, 0, 0.0, 0.0, 0, batch)
+    step = Batch(batch, batch, round(batch * context), round(batch * window), 0, 0, 0.0, 0.0, 0, batch)
     seconds = engine.step_time.components(step)
     total = sum(seconds.values())
     return {name: value / total for name, value in seconds.items()}
@@ -65,8 +73,8 @@ def mean_context(study: Study) -> float:
 def four_bit(study: Study | None) -> Claim:
     """Which prediction the experts' time of the trace is nearer to."""
     name, paper = "FP4-naive mispredicts the experts, W4A16 is the roof", "yes"
-    verdict = ((study and study.answer.nsight) or {}).get("verdict")
-    rows = {row["phase"]: row for row in (verdict or {}).get("categories", []) if row["category"] == "moe_gemm"}
+    verdict = _roofline(study)
+    rows = {row["phase"]: row for row in verdict.get("categories", []) if row["category"] == "moe_gemm"}
     if not rows:
         return not_judged(name, paper, "no trace with expert kernels and a roofline (notebook 04)")
 

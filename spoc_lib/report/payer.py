@@ -30,6 +30,13 @@ class Cards:
         return "\n".join(sentences(self.answers))
 
 
+class ShownAnswer(Answer):
+    """An answer that shows itself as its card."""
+
+    def _repr_html_(self) -> str:
+        return Cards([self])._repr_html_()
+
+
 def _card(answer: Answer, look: style.Look) -> str:
     big = f"{answer.users:g} users" if answer.resolved else "unresolved"
     rows = [("how sure", _sure(answer)), ("breaks first", _binding(answer)), ("used up", _saturated(answer)),

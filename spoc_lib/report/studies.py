@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -94,7 +95,7 @@ def what_ifs(answers: list[Answer], say: Say = lambda text: None) -> pd.DataFram
     for answer in answers:
         if answer.cluster.simulated:
             case = case_of(answer)
-            found.append(_kept(answer, "what_if", case, lambda case=case: whatif.what_if(case), say))
+            found.append(_kept(answer, "what_if", case, partial(whatif.what_if, case), say))
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 

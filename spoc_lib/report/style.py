@@ -34,6 +34,9 @@ PATTERNS = ("", "/", "\\", "x", ".", "+", "-", "|")
 GPUS = {"h100-sxm": 0, "h200-sxm": 1, "cpu": 2}
 PERSONAS = {"P0": BLUE, "P1": ORANGE, "P2": GREEN, "all": GREY}
 VERDICTS = {"met": GREEN, "missed": RED, "undecided": YELLOW, "invalid": GREY}
+#: The same in shapes and signs, for those who do not see the colours.
+VERDICT_SYMBOLS = {"met": "circle", "missed": "x", "undecided": "diamond", "invalid": "cross"}
+VERDICT_SIGNS = {"met": "✓", "missed": "✗", "undecided": "?"}
 DRIVERS = {"virtual": BLUE, "locust": RED}
 
 #: Kernel categories in the order of the legend, with what a reader calls them.

@@ -35,7 +35,8 @@ def ladder(rungs: pd.DataFrame, slos: Sequence[Slo], capacity: dict) -> go.Figur
                 showlegend=position == 1,
                 marker={
                     "size": 10,
-                    "symbol": "circle" if driver == "virtual" else "diamond-open",
+                    "symbol": [style.VERDICT_SYMBOLS.get(v, "cross") + ("" if driver == "virtual" else "-open")
+                               for v in part["verdict"]],
                     "line": {"width": 2},
                     "color": [style.VERDICTS.get(v, style.GREY) for v in part["verdict"]],
                 },
@@ -149,6 +150,7 @@ def slo_matrix(slo: pd.DataFrame, personas: pd.DataFrame) -> go.Figure:
     part["text"] = part["value_s"].map(_time_text).mask(share, part["beyond_ratio"].map("{:.1%} beyond".format))
     codes = {"met": 0, "undecided": 1, "missed": 2}
     part["code"] = part["verdict"].map(codes).fillna(1)
+    part["text"] = part["verdict"].map(style.VERDICT_SIGNS).fillna("?") + " " + part["text"].astype(str)
     grid = part.pivot_table(index="name", columns="users", values="code", aggfunc="max")
     worst = part.sort_values("code", kind="stable")
     text = worst.pivot_table(index="name", columns="users", values="text", aggfunc="last").reindex_like(grid)
@@ -177,7 +179,7 @@ def slo_matrix(slo: pd.DataFrame, personas: pd.DataFrame) -> go.Figure:
         )
     )
     return figure.update_layout(
-        title="SLO verdict by rung: green met, yellow undecided, red missed",
+        title="SLO verdict by rung: ✓ met (green), ? undecided (yellow), ✗ missed (red)",
         xaxis={"type": "category", "title": {"text": "live users"}},
         height=150 + 34 * len(grid),
     )

@@ -74,7 +74,7 @@ def cell(name: str, value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, (int, np.integer)) and name not in COLUMNS:
         return f"{value:,}"
-    if isinstance(value, (int, float)) or hasattr(value, "dtype"):
+    if isinstance(value, (int, float, np.number)):
         number = float(value) * column(name).scale
         return "∞" if math.isinf(number) else f"{number:,.{_digits(name, number)}f}"
     return str(value)

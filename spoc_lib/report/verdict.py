@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 
@@ -31,7 +31,7 @@ class Answer:
     nsight: dict[str, Any] | None
 
     @classmethod
-    def read(cls, folder: Path) -> Answer:
+    def read(cls, folder: Path) -> Self:
         """From a run folder with a finished sweep; InputError naming the file that is missing."""
         state = read_json(folder / "run.json", "run state")
         found = {

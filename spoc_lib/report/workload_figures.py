@@ -120,13 +120,15 @@ def gap_caps(table: pd.DataFrame) -> go.Figure:
         go.Bar(
             x=[f"{cap:g} s" for cap in table["gap_cap_s"]],
             y=table["users_per_request"],
-            marker={"color": colours},
+            marker=style.fill(colours, 0) | {
+                "pattern": {"shape": ["/" if used else "" for used in table["in_use"]], "fillmode": "overlay",
+                            "fgcolor": "rgba(255,255,255,0.7)"}},
             text=table["users_per_request"].map("{:.1f}".format),
             textposition="auto",
         )
     )
     return figure.update_layout(
-        title="Users behind one request in flight (orange: the cap in use)",
+        title="Users behind one request in flight (orange, hatched: the cap in use)",
         xaxis_title="cap on think time",
         yaxis_title="users",
         height=320,
