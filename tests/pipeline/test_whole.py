@@ -16,7 +16,7 @@ import yaml
 from spoc_lib.core import stamp
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PROFILE = {
     "name": "tiny",
