@@ -81,8 +81,8 @@ def needed(requests: pd.DataFrame, users: int, timing: Timing, start_s: float) -
     if cold_s > timing.warmup_s:
         lasted = f"longer than the rung of {timing.duration_s:.0f} s" if settled_s is None else f"{cold_s:.0f} s"
         why = f"the cold start lasted {lasted}, the warm-up {timing.warmup_s:.0f} s (its latencies are a cold cache's)"
-    return Needs(longer, f"with {users} users over HTTP {why}; a rung of {longer.duration_s:.0f} s is needed: raise "
-                 f"'http_rung_s' or 'http_longest_s' in the profile to that")
+    return Needs(longer, f"with {users} users over HTTP {why}; a rung of {longer.duration_s:.0f} s is needed: "
+                 f"'http_rung_s' in the profile, or in a sweep over HTTP 'http_longest_s'")
 
 
 def long_enough(play: Callable[[Timing, int], RungRecord], timing: Timing, longest_s: float | None,

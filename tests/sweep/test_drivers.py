@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from spoc_lib.config import load_cluster
+from spoc_lib.config import Engine, LadderSpec, Slo, load_cluster, load_profile
+from spoc_lib.core.schemas import REQUESTS
+from spoc_lib.core.tables import write_table
 from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.servers import launch
+from spoc_lib.sweep import run_sweep
 from spoc_lib.sweep.drivers import twin_rung
 from spoc_lib.sweep.record import Timing, long_enough, needed
 from spoc_lib.workload import build_script
@@ -58,3 +62,32 @@ def test_a_rung_is_played_again_only_where_the_profile_allows_it(engine, longest
     record = long_enough(attempt, Timing(20.0, 0.5), longest_s, said.append)
     assert [number for _, number in asked] == list(range(attempts))
     assert (record.needs is None) == (attempts == 2) and len(said) == attempts - 1
+
+
+@pytest.mark.slow
+def test_a_running_server_is_asked_once_more_after_its_overload(engine, tmp_path, monkeypatch):
+    """The sweep of a server over HTTP, its rungs played by the twin: down again to what was met, without a restart."""
+    timings, slots = [], EmbeddedEngine.from_cluster(load_cluster("sim-2xh200"), {"max_num_seqs": 8})
+
+    def by_twin(cluster, server, script, users, timing, folder, say):
+        timings.append(timing)
+        record = replace(twin_rung(slots, script, users, timing, 0), driver="locust")
+        write_table(folder / "requests.parquet", record.requests, REQUESTS)
+        return record
+
+    monkeypatch.setattr("spoc_lib.sweep.run.http_rung", by_twin)
+    work = load_profile("quick").model_copy(update={"probes": 3, "http_rung_s": 40, "http_longest_s": None})
+    with launch(load_cluster("sim-2xh200"), {}, tmp_path / "engine") as server:
+        remote = load_cluster("sim-2xh200").model_copy(update={
+            "engine": Engine(kind="remote", base_url=server.base_url), "personas": "tiny",
+            "ladder": LadderSpec(users=[12, 150]), "slos": [Slo(metric="ttft", limit_s=2.0)]})
+        said: list[str] = []
+        result = run_sweep(remote, work, {}, tmp_path / "sweep", lambda salt: build_script(
+            "tiny", 5, salt=salt, gap_cap_s=2, context_limit=4096), progress=said.append)
+    users, verdicts = result.rungs["users"].tolist(), result.rungs["verdict"].tolist()
+    assert verdicts[:2] == ["met", "missed"] and users[:2] == [12, 150] and len(users) == len(timings) == 4
+    assert users[-1] < 150 and any("down again after the overload, on the same server" in text for text in said)
+    assert "and one more on the way down, one launch" in said[0]
+    lesson = result.capacity["lessons"][-1]
+    assert lesson["name"] == "overload leaves no trace" and lesson["holds"] is not None
+    assert set(result.up_down["users"]) >= {users[-1]}
