@@ -224,12 +224,23 @@ def test_tokenize_and_detokenize_are_inverse(server):
     ({"temperature": -1}, "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)"),
     ({"stop": [""]}, "stop cannot contain an empty string."),
     ({"presence_penalty": 3}, "presence_penalty must be in [-2, 2], got 3.0."),
-    ({"n": 20_000}, "n must be at most 16384, got 20000."),
-    ({"tools": [{"type": "function"}]}, "tools is not supported by the embedded engine. (parameter=tools)"),
+    ({"n": 20_000}, "n must be at most 16384, got 20000. To increase this limit, set the "
+                    "VLLM_MAX_N_SEQUENCES environment variable."),
+    ({"tools": [{"type": "function"}]},
+     '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
+    ({"tools": [{"type": "function"}], "tool_choice": "none"},
+     "tools is not supported by the embedded engine. (parameter=tools)"),
+    ({"tool_choice": "auto"}, "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)"),
+    ({"tools": []}, "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely. "
+                    "(parameter=tools)"),
+    ({"n": 2, "temperature": 0}, "n must be 1 when using greedy sampling, got 2."),
+    ({"chat_template": "{{ 1 }}"}, "Chat template is passed with request, but --trust-request-chat-template is not "
+                                   "set. Refused request with untrusted chat template."),
+    ({"cache_salt": "mine"}, "cache_salt is not supported by the embedded engine. (parameter=cache_salt)"),
     ({"logprobs": True}, "logprobs is not supported by the embedded engine. (parameter=logprobs)"),
-    ({"messages": []}, "messages must not be empty. (parameter=messages)"),
+    ({"messages": []}, "Cannot apply chat template to an empty conversation. Provide at least one message."),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-     "only content parts of type text are supported by this model (parameter=messages)"),
+     "m is not a multimodal model"),
 ])
 def test_sampling_parameters_out_of_range(server, change, message):
     status, body = post(server.base_url, "/v1/chat/completions", {**chat("x"), **change})
@@ -263,7 +274,7 @@ def test_queue_limit_is_503(small):
     answers = []
 
     def one():
-        answers.append(post(small, "/v1/completions", {"prompt": "a", "max_tokens": 3000, "ignore_eos": True}))
+        answers.append(post(small, "/v1/completions", {"prompt": "a", "max_tokens": 1000, "ignore_eos": True}))
 
     threads = [threading.Thread(target=one) for _ in range(8)]
     for thread in threads:

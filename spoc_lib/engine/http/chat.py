@@ -39,7 +39,7 @@ class Generator:
         """Answer a chat request that was read at `arrived` (monotonic); ApiError where vLLM refuses it."""
         api.check_model(request.model, self._model)
         api.check_output_limit(request.output_limit, self._max_model_len)
-        api.check_messages(request.messages)
+        api.check_messages(request.messages, self._model)
         size = self._flags.block_size if self._flags.enable_prefix_caching else 0
         style = self._style(request, self._reasoning_tokens if request.include_reasoning else 0, size)
         with self._engine.encoding(arrived, _characters(request.messages)):
@@ -54,6 +54,8 @@ class Generator:
         api.check_model(request.model, self._model)
         api.check_output_limit(request.output_limit, self._max_model_len)
         prompts = request.prompts
+        if not prompts:
+            raise api.invalid("You must pass at least one prompt")
         with self._engine.encoding(arrived, sum(len(one) for one in prompts)):
             encoded = [await self.encode_prompt(one) for one in prompts]
             job, generations = await self._prepare(request, encoded, arrived, self._style(request), chat=False)
@@ -76,11 +78,11 @@ class Generator:
     async def encode_prompt(self, prompt: str | list[int]) -> array:
         """Token ids of a plain prompt."""
         if isinstance(prompt, list):
-            ids = api.token_array(prompt)
+            ids = api.token_array(prompt, self._engine.engine.model.vocabulary)
         else:
             ids = await self._off_loop(len(prompt), self._encoder.text, prompt)
         if not ids:
-            raise api.invalid("The decoder prompt cannot be empty.", "prompt")
+            raise api.invalid("The decoder prompt cannot be empty")
         return ids
 
     async def _off_loop(self, characters: int, work: Callable, *arguments: object):

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 from array import array
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MAX_SEQUENCES = 16384
-MAX_TOKEN_ID = 2**31 - 1
 MAX_REPORTED_ERRORS = 10
 MAX_ECHOED_CHARACTERS = 200
 #: Names that pydantic puts into the location of a union's branch; a client knows only the field's name.
@@ -59,11 +58,12 @@ class _Body(BaseModel):
 #: Parameters that would change prompt or answer in ways that the embedded engine does not follow, each with the values
 #: that change nothing. Refused rather than ignored.
 UNSUPPORTED: dict[str, tuple] = dict.fromkeys((
-    "echo", "suffix", "best_of", "prompt_embeds", "logprobs", "top_logprobs", "prompt_logprobs", "logit_bias", "tools",
-    "functions", "structured_outputs", "use_beam_search", "truncate_prompt_tokens", "return_token_ids",
-    "continue_final_message", "stop_token_ids", "audio"), (None, False, 0, [], {}, ""))
+    "echo", "suffix", "prompt_embeds", "logprobs", "top_logprobs", "prompt_logprobs", "logit_bias", "functions",
+    "structured_outputs", "use_beam_search", "truncate_prompt_tokens", "return_token_ids", "continue_final_message",
+    "stop_token_ids", "allowed_token_ids", "bad_words", "audio"), (None, False, 0, {}, ""))
 UNSUPPORTED |= {"response_format": (None, {"type": "text"}), "add_generation_prompt": (None, True),
-                "best_of": (None, 1)}
+                "cache_salt": (None,), "stop_token_ids": (None, []), "bad_words": (None, [])}
+GREEDY_BELOW = 1e-5
 TokenIds = list[Annotated[int, Field(ge=0)]]
 
 
@@ -83,7 +83,7 @@ class _Generate(_Body):
     min_tokens: int = 0
     n: int | None = 1
     ignore_eos: bool = False
-    stop: str | Annotated[list[str], Field(max_length=32)] | None = []
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = []
     include_stop_str_in_output: bool = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -121,6 +121,7 @@ class ChatRequest(_Generate):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     include_reasoning: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -139,7 +140,8 @@ class CompletionRequest(_Generate):
         if self.prompt is None or isinstance(self.prompt, str):
             return [self.prompt or ""]
         several: list[str | list[int]] = [one for one in self.prompt if not isinstance(one, int)]
-        return several or [[one for one in self.prompt if isinstance(one, int)]]
+        ids = [one for one in self.prompt if isinstance(one, int)]
+        return [ids] if ids else several
 
 
 class TokenizeRequest(_Body):
@@ -169,16 +171,37 @@ def parse_body(kind: type[BaseModel], body: bytes, content_type: str) -> Any:
             raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
         if kind is CompletionRequest and data.get("prompt") in (None, ""):
             raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        if kind is TokenizeRequest and data.get("prompt") is None and data.get("messages") is None:
+            raise _validation_error([{"type": "missing", "loc": ("body", name), "msg": "Field required", "input": data}
+                                     for name in ("prompt", "messages")])
+        if kind is CompletionRequest and type(data.get("logprobs")) is int:  # here 0 asks for the sampled tokens'
+            raise invalid("logprobs is not supported by the embedded engine.", "logprobs")
+        _check_chat_extras(data)
         for name, harmless in UNSUPPORTED.items():
             if data.get(name) not in harmless:
                 raise invalid(f"{name} is not supported by the embedded engine.", name)
     try:
-        return kind.model_validate(data)
+        return kind.model_validate(data, from_attributes=True)
     except ValidationError as error:
-        raise _validation_error([
-            {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"], "input": one["input"]}
-            for one in error.errors(include_url=False, include_context=False)
-        ]) from error
+        raise _validation_error([{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+                                ) from error
+
+
+def _check_chat_extras(data: dict) -> None:
+    """Tools and templates, refused as a server refuses them that was not started with a parser for them."""
+    tools, choice = data.get("tools"), data.get("tool_choice")
+    if tools is not None and not tools:
+        raise invalid("`tools` must not be an empty array. Either provide at least one tool or omit the field "
+                      "entirely.", "tools")
+    if choice not in (None, "none") and not tools:
+        raise invalid("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    if tools and choice in (None, "auto"):
+        raise invalid('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+    if tools:
+        raise invalid("tools is not supported by the embedded engine.", "tools")
+    if data.get("chat_template"):
+        raise invalid("Chat template is passed with request, but --trust-request-chat-template is not set. Refused "
+                      "request with untrusted chat template.")
 
 
 def _json(body: bytes) -> Any:
@@ -228,27 +251,32 @@ def check_model(asked: str | None, served: str) -> None:
                        "model")
 
 
-def check_messages(messages: list[dict[str, Any]]) -> None:
+def check_messages(messages: list[dict[str, Any]], model: str) -> None:
     """Every message needs a role that is a text, and a content that is a text, a list of text parts, or absent."""
     if not messages:
-        raise invalid("messages must not be empty.", "messages")
+        raise invalid("Cannot apply chat template to an empty conversation. Provide at least one message.")
     for number, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise _validation_error([{"type": "missing", "loc": ("body", "messages", number, "role"),
                                       "msg": "Field required", "input": message}])
-        if not isinstance(message.get("content"), (str, list, type(None))):
+        if not isinstance(message.get("content"), (str, list)) and not _may_be_silent(message):
             raise _validation_error([{"type": "string_type", "loc": ("body", "messages", number, "content"),
-                                      "msg": "Input should be a valid string", "input": message["content"]}])
+                                      "msg": "Input should be a valid string", "input": message.get("content")}])
         if isinstance(message.get("content"), list):
             for part in message["content"]:
                 if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    raise invalid("only content parts of type text are supported by this model", "messages")
+                    raise invalid(f"{model} is not a multimodal model")
 
 
-def token_array(ids: list[int]) -> array:
+def _may_be_silent(message: dict[str, Any]) -> bool:
+    """Whether the message may do without a content: what an assistant said, or none named at all."""
+    return message.get("content") is None and (message["role"] == "assistant" or "content" not in message)
+
+
+def token_array(ids: list[int], vocabulary: int) -> array:
     """Token ids of a prompt given as numbers; ApiError when one is no token."""
-    if ids and max(ids) > MAX_TOKEN_ID:
-        raise invalid(f"Token id {max(ids)} is out of vocabulary", "prompt")
+    if ids and max(ids) >= vocabulary:
+        raise invalid(f"Token id {max(ids)} is out of vocabulary")
     return array("i", ids)
 
 
@@ -279,7 +307,8 @@ def _check_sampling(request: _Generate, limit: int) -> None:
     if n < 1:
         raise invalid(f"n must be at least 1, got {n}.")
     if n > MAX_SEQUENCES:
-        raise invalid(f"n must be at most {MAX_SEQUENCES}, got {n}.")
+        raise invalid(f"n must be at most {MAX_SEQUENCES}, got {n}. To increase this limit, set the "
+                      "VLLM_MAX_N_SEQUENCES environment variable.")
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(request, name)
         if value is not None and not -2 <= value <= 2:
@@ -307,3 +336,5 @@ def _check_sampling(request: _Generate, limit: int) -> None:
                       f"max_tokens={limit}, got {request.min_tokens}.")
     if any(not stop for stop in request.stops):
         raise invalid("stop cannot contain an empty string.")
+    if n > 1 and request.temperature is not None and request.temperature < GREEDY_BELOW:
+        raise invalid(f"n must be 1 when using greedy sampling, got {n}.")

@@ -174,7 +174,7 @@ class EmbeddedServer:
         request = api.parse_body(api.TokenizeRequest, await http.read(), http.content_type)
         api.check_model(request.model, self.model)
         if request.messages is not None:
-            api.check_messages(request.messages)
+            api.check_messages(request.messages, self.model)
             ids = await self.generator.encode_chat(request.messages)
         else:
             ids = await self.generator.encode_prompt(request.prompt) if request.prompt else array("i")
