@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
@@ -15,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLA
 from spoc_lib.core.errors import InputError
 
 HEARTBEAT_S, GRACE_S = 15, 60
+LOCK_WAIT_S = 60.0
 SCHEMA_ATTEMPTS, SCHEMA_WAIT_S = 5, 0.5
 
 
@@ -42,8 +47,20 @@ def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
     raise AssertionError("unreachable")
 
 
+@contextmanager
+def answering(folder: Path) -> Iterator[None]:
+    """InputError in one sentence when the study's database stops answering (locked for a minute, gone)."""
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        cause = error.__cause__ or error
+        raise InputError("study-database", f"the study's database stopped answering ({type(cause).__name__}: locked by "
+                         f"another program, or gone): what was answered is kept; free it, then go on with `spoc search "
+                         f"resume {folder}`") from error
+
+
 def _connect(url: str, heartbeat: bool) -> RDBStorage:
-    connect = {"timeout": 60} if url.startswith("sqlite") else {}
+    connect = {"timeout": LOCK_WAIT_S} if url.startswith("sqlite") else {}
     with warnings.catch_warnings():  # Optuna still calls heartbeats experimental
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         options: dict[str, Any] = {}

@@ -25,7 +25,7 @@ from spoc_lib.search.evaluate import Evaluator, TrialFailure
 from spoc_lib.search.pareto import DIRECTIONS
 from spoc_lib.search.sampler import RECORD, SlotSampler, interrupted
 from spoc_lib.search.space import Flags, FlagSpace, digest, flags_key
-from spoc_lib.search.storage import open_storage
+from spoc_lib.search.storage import answering, open_storage
 
 Progress = Callable[[str], None]
 Avoid = Callable[["SearchStudy", Flags], str | None]
@@ -98,7 +98,12 @@ class SearchStudy:
         return self._study
 
     def run(self, trials: int, *, launches: int | None = None, progress: Progress | None = None) -> None:
-        """Go on until `trials` slots are answered, or `launches` measurements were paid for."""
+        """Go on until `trials` slots are answered, or `launches` measurements were paid for; InputError when the
+        study's database stops answering."""
+        with answering(self.folder):
+            self._run(trials, launches, progress)
+
+    def _run(self, trials: int, launches: int | None, progress: Progress | None) -> None:
         if self.distributed:
             self._issue_tickets(trials)
         else:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from optuna.trial import TrialState
 from spoc_lib.config import Cluster, load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.search import pareto
+from spoc_lib.search import storage as search_storage
 from spoc_lib.search.evaluate import TrialFailure, measurement
 from spoc_lib.search.space import build_space
 from spoc_lib.search.storage import open_storage
@@ -183,6 +185,22 @@ def test_an_unusable_database_is_one_sentence_without_the_password():
     assert "secret" not in error.value.message and "127.0.0.1" in error.value.message
     with pytest.raises(InputError, match="not a database URL"):
         open_storage("nonsense")
+
+
+def test_a_locked_database_is_one_sentence_and_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(search_storage, "LOCK_WAIT_S", 0.1)
+    study = analytic.study(tmp_path)
+    study.run(3)
+    other = sqlite3.connect(tmp_path / "study.db")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(InputError, match="stopped answering .*spoc search resume"):
+        study.run(5)
+    other.close()
+    rest = analytic.study(tmp_path)
+    rest.run(5)
+    whole = analytic.study(tmp_path / "whole")
+    whole.run(5)
+    assert analytic.sequence(rest) == analytic.sequence(whole)
 
 
 def test_kill_9_and_resume_make_the_trials_of_an_uninterrupted_search(tmp_path):
