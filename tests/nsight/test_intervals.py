@@ -1,4 +1,4 @@
-"""Interval algebra against a list of nanoseconds."""
+"""Interval algebra against a list of nanoseconds, and its laws."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spoc_lib.nsight.intervals import intersection, measure, own, union
+from spoc_lib.nsight.intervals import own, sums
 
 CATEGORIES, WATCH = 4, 2
 interval = st.tuples(st.integers(-20, 120), st.integers(-4, 60), st.integers(0, CATEGORIES - 1))
@@ -58,12 +58,27 @@ def test_many_intervals_may_run_at_once():
     assert result.busy_ns[0, 0] == 2 * n
 
 
-@given(a=intervals, b=intervals)
-def test_union_and_intersection_are_those_of_sets(a, b):
-    (a_start, a_end, _), (b_start, b_end, _) = columns(a), columns(b)
-    united = union(a_start, a_end)
-    assert instants(*united) == instants(a_start, a_end)
-    assert (united[0][1:] > united[1][:-1]).all()
-    assert measure(a_start, a_end) == len(instants(a_start, a_end))
-    common = intersection((a_start, a_end), (b_start, b_end))
-    assert instants(*common) == instants(a_start, a_end) & instants(b_start, b_end)
+@settings(deadline=None)
+@given(rows=intervals, cut=st.integers(-9, 129), shift=st.integers(-2**40, 2**40))
+def test_a_window_is_the_sum_of_its_parts_wherever_it_is_cut_and_the_clock_may_begin_anywhere(rows, cut, shift):
+    start, end, owner = columns(rows)
+
+    def owned(*bounds, by=0):
+        return own(start + by, end + by, owner, np.arange(CATEGORIES), np.array(bounds) + by, CATEGORIES, WATCH)
+
+    whole, parts, moved = owned(-10, 130), owned(-10, cut, 130), owned(-10, 130, by=shift)
+    assert parts.busy_ns.sum(axis=0).tolist() == whole.busy_ns[0].tolist() == moved.busy_ns[0].tolist()
+    assert parts.any_ns.sum() == whole.any_ns[0] and moved.gaps.tolist() == whole.gaps.tolist()
+    assert parts.counts.sum(axis=0).tolist() == whole.counts[0].tolist()
+
+
+@settings(deadline=None)
+@given(rows=intervals, low=st.integers(-20, 60), length=st.integers(1, 80))
+def test_sums_count_each_interval_in_the_window_and_overlaps_twice(rows, low, length):
+    start, end, code = columns(rows)
+    window = range(low, low + length)
+    count, total = sums(start, end, code, CATEGORIES, (low, low + length))
+    for c in range(CATEGORIES):
+        mine = [range(a, b) for a, b, k in zip(start.tolist(), end.tolist(), code.tolist(), strict=True) if k == c]
+        assert total[c] == sum(max(0, min(r.stop, window.stop) - max(r.start, window.start)) for r in mine)
+        assert count[c] == sum(r.start in window or (r.start < low < r.stop) for r in mine)
