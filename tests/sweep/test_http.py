@@ -36,6 +36,9 @@ def factory(salt: int):
 def test_one_rung_over_http_stands_beside_its_twin(tmp_path):
     result = run_sweep(cluster(), profile(), {}, tmp_path, factory)
     http = result.rungs[result.rungs["driver"] == "locust"]
+    if "behind real time" in http["reason"].iloc[0]:
+        assert http["verdict"].iloc[0] == "invalid" and not result.capacity["twin_vs_http"]["comparable"]
+        pytest.skip("this machine is too busy for real time: the engine's clock fell behind")
     assert http["users"].tolist() == [6] and http["verdict"].iloc[0] != "invalid", http["reason"].iloc[0]
     assert http["planned"].iloc[0] == http[["completed", "failed", "censored"]].iloc[0].sum()
     assert http["failed"].iloc[0] == 0 and http["little_error_ratio"].iloc[0] < 0.03
