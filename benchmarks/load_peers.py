@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -54,15 +53,17 @@ class Peer:
     offline: bool = True
 
 
-#: Made with the peer's own library: no download, and its cost is the least possible.
+#: Made with the peer's own library: no download, and its cost is the least possible. Tokens are the printable bytes of
+#: ASCII, space and newline, so that any sequence of tokens is a text that gives the same tokens again.
 BYTE_TOKENIZER = """
 import sys
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+alphabet = [*map(chr, range(33, 127)), "\u0120", "\u010a"]
 tokenizer = Tokenizer(models.BPE(vocab={c: k for k, c in enumerate([*alphabet, "<eos>"])}, merges=[]))
 tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<eos>").save_pretrained(sys.argv[1])
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<eos>",
+                        clean_up_tokenization_spaces=False).save_pretrained(sys.argv[1])
 """
 
 
@@ -98,18 +99,16 @@ def _aiperf_report(task: Task) -> tuple[float, float]:
 
 
 def _inference_perf(task: Task) -> list[str]:
-    def fixed(tokens: int) -> dict[str, Any]:
-        return {"min": tokens, "max": tokens, "mean": tokens, "std_dev": 0, "total_count": task.requests}
-
     config = task.folder / "config.yaml"  # JSON is YAML
+    prompts = {"num_groups": 10, "num_prompts_per_group": math.ceil(task.requests / 10), "system_prompt_len": 16,
+               "question_len": 48, "output_len": task.output_tokens}
     config.write_bytes(orjson.dumps({
-        "api": {"type": "chat", "streaming": True},
-        "data": {"type": "random", "input_distribution": fixed(64), "output_distribution": fixed(task.output_tokens)},
+        "api": {"type": "completion", "streaming": True},
+        "data": {"type": "shared_prefix", "shared_prefix": prompts},
         "load": {"type": "concurrent", "num_workers": 1, "worker_max_concurrency": task.users,
                  "stages": [{"num_requests": task.requests, "concurrency_level": task.users}]},
         "server": {"type": "vllm", "model_name": "paced", "base_url": task.url},
         "tokenizer": {"pretrained_model_name_or_path": str(task.tokenizer)},
-        "report": {"request_lifecycle": {"use_server_output_tokens": True}},
         "storage": {"local_storage": {"path": str(task.folder / "reports")}}}))
     return ["--config_file", str(config)]
 
@@ -134,8 +133,13 @@ def _genai_bench_report(task: Task) -> tuple[float, float]:
     return ttft["p50"], ttft["p99"]
 
 
+#: `vllm bench serve`, without the front that asks for the version of a package named vllm (a CPU build has another).
+VLLM_BENCH = ("import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
+              "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())")
+
+
 def _vllm(task: Task) -> list[str]:
-    return ["bench", "serve", "--backend", "openai-chat", "--base-url", task.url, "--endpoint", "/v1/chat/completions",
+    return ["-c", VLLM_BENCH, "--backend", "openai-chat", "--base-url", task.url, "--endpoint", "/v1/chat/completions",
             "--model", "paced", "--tokenizer", str(task.tokenizer), "--dataset-name", "random",
             "--random-input-len", "64", "--random-output-len", str(task.output_tokens), "--ignore-eos",
             "--num-prompts", str(task.requests), "--max-concurrency", str(task.users), "--percentile-metrics", "ttft",
@@ -154,7 +158,7 @@ PEERS = {
     "aiperf": Peer("aiperf==0.13.0", "aiperf", _aiperf, _aiperf_report, offline=False),
     "inference-perf": Peer("inference-perf==0.7.0", "inference-perf", _inference_perf, _inference_perf_report, (3, 12)),
     "genai-bench": Peer("genai-bench==0.0.5", "genai-bench", _genai_bench, _genai_bench_report),
-    "vllm-bench": Peer(None, "vllm", _vllm, _vllm_report),
+    "vllm-bench": Peer(None, "python", _vllm, _vllm_report),
 }
 
 
@@ -168,7 +172,7 @@ def environment(name: str, folder: Path, vllm: Path) -> Path:
     home = folder / name if peer.requirement else vllm
     if not (home / "bin" / peer.program).exists():
         if peer.requirement is None:
-            raise NotHere(f"no vLLM at {home}")
+            raise NotHere(f"no environment with vLLM at {home}")
         subprocess.run([_python(peer.python), "-m", "venv", str(home)], check=True)
         subprocess.run([str(home / "bin" / "pip"), "install", "-q", peer.requirement], check=True)
     return home / "bin"

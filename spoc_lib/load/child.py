@@ -6,11 +6,14 @@ SIGTERM or SIGINT, or when its standard input closes because the parent is gone.
 
 from __future__ import annotations
 
+import os
+
 import gevent.monkey
 
 gevent.monkey.patch_all()  # before anything else is imported: Locust would do it too late for ssl
+# Arrow's own allocator keeps ever more pages of what one thread allocates and another frees, as happens each second
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
 
-import os  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
@@ -66,6 +69,7 @@ class Parent:
 
 
 def main() -> int:
+    """`python -m spoc_lib.load.child PLAN FOLDER NUMBER`: play a share of the users; exit status."""
     plan_path, folder, process = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     plan = LoadPlan.model_validate_json(plan_path.read_bytes())
     rung, parent = Rung(plan, folder, process), Parent(folder)

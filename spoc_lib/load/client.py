@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import gevent
+import gevent.event
 import gevent.monkey
 import pyarrow as pa
 from gevent.threadpool import ThreadPool
@@ -107,6 +108,7 @@ class Client:
         self.interrupted = False
         self._lags: list[float] = []
         self._disk = ThreadPool(1)
+        self._ended = gevent.event.Event()
 
     def run(self) -> None:
         rung, plan = self.rung, self.plan
@@ -123,12 +125,14 @@ class Client:
         self._breathe()
         self.runner.spawn_users({USER_CLASS: users})
         self.runner.update_state(STATE_RUNNING)
-        helpers.append(gevent.spawn(self._report))
+        reporter = gevent.spawn(self._report)
         rung.stopping.wait(max(0.0, rung.end_s - time.monotonic()))
         rung.stopping.set()
         stopped_s = time.monotonic()
         self._drain()
         self.runner.user_greenlets.kill()  # whoever is still in flight books itself as censored
+        self._ended.set()
+        reporter.join()  # not killed: what it has taken from the books must still be told
         gevent.killall(helpers)
         tables = self._flush()
         rung.books.close()
@@ -173,8 +177,7 @@ class Client:
             self._lags.append(time.monotonic() - before - TICK_S)
 
     def _report(self) -> None:
-        while True:
-            gevent.sleep(FLUSH_S)
+        while not self._ended.wait(FLUSH_S):
             tables = self._flush()
             self.boss.progress(self.rung.state(), tables)
 

@@ -19,16 +19,23 @@ from typing import Any  # noqa: E402
 
 import gevent  # noqa: E402
 import orjson  # noqa: E402
+import pyarrow as pa  # noqa: E402
+from gevent.threadpool import ThreadPool  # noqa: E402
 from locust.env import Environment  # noqa: E402
 from locust.runners import STATE_MISSING, MasterRunner  # noqa: E402
 
 from spoc_lib.core.files import write_json  # noqa: E402
+from spoc_lib.load.books import PLANNED, REPLIES, writers  # noqa: E402
 from spoc_lib.load.child import Parent, say  # noqa: E402
 from spoc_lib.load.plan import LoadPlan, host_and_port  # noqa: E402
-from spoc_lib.load.records import PLANNED, REPLIES, writers  # noqa: E402
 from spoc_lib.load.wire import CLOCK_ROUNDS, ClockEstimate, moved, unpacked  # noqa: E402
 
 START_IN_S = 0.5
+WRITE_S = 1.0
+#: Locust calls a worker missing after three seconds without a heartbeat. One that reads a corpus, or whose host is
+#: busy, may be silent for so much longer before it is lost.
+PREPARING_SILENCE_S = 60.0
+RUNNING_SILENCE_S = 5.0
 #: What a worker may need beyond the rung's bounds to send its last records.
 LAST_WORDS_S = 10.0
 
@@ -40,28 +47,38 @@ class Share:
         self.client_id, self.folder = client_id, folder
         self.clock = ClockEstimate()
         self.prepared = self.ended = False
+        self.missing_since_s: float | None = None
         self.state: dict[str, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._writers = writers(folder)
+        self._due: list[dict[str, Any]] = []
 
     def take(self, data: dict[str, Any]) -> None:
-        """Write the rows of one message, on our clock."""
-        self.state = data["state"]
-        for name, table in unpacked(data["tables"], self.clock.offset_s).items():
-            self._writers[name].write(table)
-        with open(self.folder / PLANNED, "ab") as file:
-            file.write(b"".join(orjson.dumps(moved(row, self.clock.offset_s)) + b"\n" for row in data["planned"]))
+        """A message with rows came; the disk must not keep the master from hearing the others."""
+        self.state = data.get("state", self.state)
+        self._due.append(data)
+        self.ended = self.ended or "report" in data
 
-    def end(self, data: dict[str, Any]) -> None:
-        self.take(data)
-        if data["replies"]:
-            (self.folder / REPLIES).write_bytes(data["replies"])
-        report = data["report"]
-        report["start_s"] -= self.clock.offset_s
+    def write(self) -> None:
+        """Put what has come on disk, on our clock; in another thread, one call at a time."""
+        due, self._due = self._due, []
+        with open(self.folder / PLANNED, "ab") as file:
+            file.writelines(orjson.dumps(moved(row, self.clock.offset_s)) + b"\n"
+                            for data in due for row in data["planned"])
+        tables = [unpacked(data["tables"], self.clock.offset_s) for data in due if "tables" in data]
+        for name, writer in self._writers.items():
+            parts = [table[name] for table in tables if name in table]
+            if parts:
+                writer.write(pa.concat_tables(parts))
+        if due and "report" in due[-1]:
+            self._close(**due[-1])
+
+    def _close(self, report: dict[str, Any], replies: bytes, **_: Any) -> None:
+        if replies:
+            (self.folder / REPLIES).write_bytes(replies)
         write_json(self.folder / "client.json", {
-            **report, "worker": self.client_id, "clock_offset_s": self.clock.offset_s,
-            "clock_error_s": self.clock.error_s})
-        self.ended = True
+            **report, "start_s": report["start_s"] - self.clock.offset_s, "worker": self.client_id,
+            "clock_offset_s": self.clock.offset_s, "clock_error_s": self.clock.error_s})
 
 
 class Master:
@@ -78,9 +95,10 @@ class Master:
             self.environment.create_web_ui("127.0.0.1", plan.ui_port)
         self.shares: dict[str, Share] = {}
         self.refused: dict[str, Any] | None = None
-        self.stopping = False
+        self._disk = ThreadPool(1)
         for name, listener in (("prepared", self._on_prepared), ("refused", self._on_refused),
-                               ("clock", self._on_clock), ("rows", self._on_rows), ("end", self._on_end)):
+                               ("clock", self._on_clock), ("planned", self._on_rows), ("rows", self._on_rows),
+                               ("end", self._on_rows)):
             self.runner.register_message(f"spoc_{name}", listener)
 
     def _on_prepared(self, environment: Environment, msg: Any, **_: Any) -> None:
@@ -94,9 +112,6 @@ class Master:
 
     def _on_rows(self, environment: Environment, msg: Any, **_: Any) -> None:
         self.shares[msg.node_id].take(msg.data)
-
-    def _on_end(self, environment: Environment, msg: Any, **_: Any) -> None:
-        self.shares[msg.node_id].end(msg.data)
 
     def tell(self, event: str, share: Share, **values: Any) -> None:
         self.runner.send_message(f"spoc_{event}", values, share.client_id)
@@ -115,7 +130,7 @@ class Master:
             self.shares[client_id] = Share(client_id, self.folder / f"client-{index}")
             self.tell("plan", self.shares[client_id], plan=self.plan.model_dump_json(), index=index)
         while not all(share.prepared for share in self.shares.values()):
-            lost = [share for share in self.shares.values() if self.is_lost(share)]
+            lost = [share for share in self.shares.values() if self.is_lost(share, PREPARING_SILENCE_S)]
             if self.refused or lost:
                 return self.refused or {"code": "worker-lost", "status": 1,
                                         "message": f"the worker {lost[0].client_id} was lost before the start"}
@@ -127,26 +142,44 @@ class Master:
             gevent.sleep(0.02)
         return None
 
-    def is_lost(self, share: Share) -> bool:
+    def is_lost(self, share: Share, silence_s: float = RUNNING_SILENCE_S) -> bool:
+        """Whether the worker has left, or has been missing for `silence_s`."""
         node = self.runner.clients.get(share.client_id)
-        return node is None or node.state == STATE_MISSING
+        if node is None:
+            return True
+        if node.state != STATE_MISSING:
+            share.missing_since_s = None
+            return False
+        share.missing_since_s = share.missing_since_s or time.monotonic()
+        return time.monotonic() - share.missing_since_s > silence_s
+
+    def _write(self) -> None:
+        """Once a second, while the master goes on listening."""
+        while True:
+            gevent.sleep(WRITE_S)
+            for share in self.shares.values():
+                self._disk.spawn(share.write).get()
 
     def run(self, parent: Parent) -> None:
         """From the start that the parent names to the last worker's end, or the bounds."""
         start_s = max(parent.start_time(self.plan.users), time.monotonic() + START_IN_S)
         gevent.spawn(parent.watch, self.stop)
+        writing = gevent.spawn(self._write)
         for share in self.shares.values():
             self.tell("go", share, start_s=start_s + share.clock.offset_s)
         deadline = start_s + self.plan.duration_s + self.plan.stop_timeout_s + LAST_WORDS_S
         told = 0.0
         while time.monotonic() < deadline:
-            if all(share.ended or self.is_lost(share) for share in self.shares.values()):
+            if all([share.ended or self.is_lost(share) for share in self.shares.values()]):  # each is looked at
                 break
             if time.monotonic() - told > 1.0:
                 told = time.monotonic()
                 say("progress", time_s=told, **self.combined())
             gevent.sleep(0.1)
         self.runner.quit()
+        writing.kill()
+        for share in self.shares.values():
+            self._disk.spawn(share.write).get()  # after what that thread still writes
         stopped = [share.state["stopped_s"] - share.clock.offset_s for share in self.shares.values() if share.ended]
         say("end", **self.combined(), start_s=start_s, stopped_s=min(stopped, default=time.monotonic()))
 
@@ -164,6 +197,7 @@ class Master:
 
 
 def main() -> int:
+    """`python -m spoc_lib.load.master PLAN FOLDER`: gather the workers, share out the users; exit status."""
     plan, folder = LoadPlan.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2])
     master = Master(plan, folder)
     for number in (signal.SIGTERM, signal.SIGINT):

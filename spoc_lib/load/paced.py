@@ -23,6 +23,8 @@ import orjson
 CHUNK = ('{"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1750000000,'
          '"model":"paced","choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null,'
          '"token_ids":null}],"usage":null}')
+TEXT = CHUNK.replace("chat.completion.chunk", "text_completion").replace('{"content":" word"}', '" word"') \
+    .replace('"delta"', '"text"')
 ROLE = CHUNK.replace('{"content":" word"}', '{"role":"assistant","content":""}')
 LAST = CHUNK.replace('"content":" word"', '').replace('"finish_reason":null', '"finish_reason":"length"')
 HEAD = (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
@@ -61,15 +63,15 @@ class Pacer:
     late_s: list[float] = field(default_factory=list)
     writes: dict[str, list[float]] = field(default_factory=dict)
 
-    async def stream(self, writer: asyncio.StreamWriter, arrived_s: float, body: bytes) -> None:
+    async def stream(self, writer: asyncio.StreamWriter, arrived_s: float, body: bytes, chat: bool = True) -> None:
         loop = asyncio.get_running_loop()
         asked, prompt_tokens = BUDGET.search(body), max(1, len(body) // 4)
         count = int(asked[1]) if asked else 16
         label = LABEL.search(body) if self.log else None
         times = self.writes.setdefault(label[1].decode(), []) if label else None
-        token, finished = framed(CHUNK), loop.create_future()
+        token, finished = framed(CHUNK if chat else TEXT), loop.create_future()
         self._change(1)
-        writer.write(HEAD + framed(ROLE))
+        writer.write(HEAD + framed(ROLE) if chat else HEAD)
 
         def write(index: int) -> None:
             if writer.transport.is_closing():
@@ -132,7 +134,7 @@ async def handle(pacer: Pacer, reader: asyncio.StreamReader, writer: asyncio.Str
             body = await reader.readexactly(length) if length else b""
             arrived = asyncio.get_running_loop().time()
             if method == b"POST" and path.endswith(b"/completions"):
-                await pacer.stream(writer, arrived, body)
+                await pacer.stream(writer, arrived, body, path.endswith(b"/chat/completions"))
             else:
                 _reply(writer, pacer, path)
                 await writer.drain()

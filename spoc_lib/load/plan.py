@@ -26,6 +26,14 @@ class FixedTurns(Strict):
     think_time_s: NotNegative = 0.0
 
 
+class Arrivals(Strict):
+    """Conversations that come by themselves (an open loop): so many a second, or when a recording says (`rate_per_s`
+    null). Each is one user who plays one conversation and goes. cv: burstiness, 1 is Poisson, above 1 gamma bursts."""
+
+    rate_per_s: Positive | None
+    cv: Positive = 1.0
+
+
 class LoadPlan(Strict):
     """One rung: who (personas, users, seed, salt) asks whom (endpoint, model) for how long.
 
@@ -64,6 +72,7 @@ class LoadPlan(Strict):
     request_timeout_s: Positive = 600.0
     idle_timeout_s: Positive = 120.0
     stop_timeout_s: NotNegative = 30.0
+    arrivals: Arrivals | None = Field(None, description="an open loop: 'users' are then arrivals; null = closed loop")
     processes: PositiveInt = Field(1, description="client processes that share the users; with `master`: workers")
     master: str | None = Field(None, description="HOST:PORT where workers on other machines join; null = all"
                                " client processes run on this machine")
@@ -98,6 +107,8 @@ class LoadPlan(Strict):
     def _consistent(self) -> LoadPlan:
         if self.warmup_s + self.ramp_s >= self.duration_s:
             raise ValueError("'duration_s' must be longer than 'ramp_s' + 'warmup_s'")
+        if self.arrivals and (self.ramp_s or self.fixed):
+            raise ValueError("'arrivals' say when users come: leave out 'ramp_s' and 'fixed'")
         return self
 
     @property

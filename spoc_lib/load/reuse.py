@@ -15,30 +15,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from spoc_lib.workload.model.geometry import SHARED_LAYERS
-from spoc_lib.workload.script import Turn
+from spoc_lib.load.layers import HISTORY, LAYERS, NEW
 
-HISTORY, NEW = "history", "new"
-LAYERS = (*SHARED_LAYERS, HISTORY, NEW)
 COLUMNS = ("layer", "prompt_tokens", "intended_tokens", "cached_tokens", "intended_ratio", "cached_ratio")
-
-
-def boundaries(turn: Turn) -> dict[str, Any]:
-    """What `reuse_table` must know of a request, for its line among the planned: `shared` = (layer, stream, tokens) of
-    the common ground (only where a conversation starts), `new_tokens` = what this turn appends."""
-    fresh = sum(segment.tokens for segment in turn.append)
-    if not turn.starts:
-        return {"new_tokens": fresh}
-    opening = [segment for segment, _ in turn.history] + list(turn.append)
-    shared = [(segment.layer, segment.stream, segment.tokens) for segment in opening
-              if segment.layer in SHARED_LAYERS]
-    return {"shared": shared, "new_tokens": turn.prompt_tokens - sum(tokens for _, _, tokens in shared)}
 
 
 def reuse_table(planned: Iterable[Mapping[str, Any]], requests: pd.DataFrame) -> pd.DataFrame:
     """One row a layer (COLUMNS) over `requests` whose usage tells cached tokens; empty where none does.
 
-    `planned`: the planned lines of the whole rung, whatever came before `requests` included, with `boundaries`.
+    `planned`: the planned lines of the whole rung, whatever came before `requests` included, with
+    `layers.boundaries`.
     Ratios are of the layer's own prompt tokens; NaN for a layer that no prompt has.
     """
     told = requests[requests["cached_tokens"].notna() & requests["prompt_tokens"].notna()]

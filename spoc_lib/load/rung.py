@@ -15,12 +15,12 @@ import gevent.event
 from locust.exception import StopUser
 
 from spoc_lib.core.stats import percentile
+from spoc_lib.load.books import Books
 from spoc_lib.load.endpoint import api_key
 from spoc_lib.load.exchange import Exchange
+from spoc_lib.load.layers import boundaries
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.player import Player
-from spoc_lib.load.records import Books
-from spoc_lib.load.reuse import boundaries
 from spoc_lib.workload.script import Turn
 
 #: Requests of client process k of P are numbered k, k + P, k + 2 P, …

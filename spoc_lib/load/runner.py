@@ -16,14 +16,16 @@ import pandas as pd
 from spoc_lib.core import schemas
 from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.core.files import plain, read_json, write_json, write_text
+from spoc_lib.core.limits import need_file_handles
 from spoc_lib.core.tables import read_table, write_table
 from spoc_lib.engine.http.marks import mark
+from spoc_lib.load.books import REPLIES, TABLES
 from spoc_lib.load.endpoint import api_key, probe, reset_prefix_cache
 from spoc_lib.load.figures import started_in
 from spoc_lib.load.gate import stored
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.processes import Clients
-from spoc_lib.load.records import REPLIES, TABLES, planned_rows, read_lines, settle
+from spoc_lib.load.records import planned_rows, read_lines, settle
 from spoc_lib.load.reuse import reuse_table
 from spoc_lib.load.summary import summarise
 from spoc_lib.load.window import steady_window
@@ -33,6 +35,8 @@ Progress = Callable[[dict[str, Any]], None]
 SLACK_S = 15.0
 INTERRUPT_GRACE_S = 6.0
 START_IN_S = 0.05
+#: Files that a client process has open beside its users' connections.
+SPARE_HANDLES = 100
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ def run(plan: LoadPlan, folder: str | Path, progress: Progress | None = None) ->
     (`valid`, `invalid`). KeyboardInterrupt closes the books first, then goes on.
     """
     began = time.monotonic()
+    need_file_handles(plan.users // plan.processes + SPARE_HANDLES)
     api_key(plan)
     endpoint = probe(plan)
     if plan.context_limit is None and plan.fixed is None and endpoint.max_model_len:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.load.plan import FixedTurns, LoadPlan
 from spoc_lib.workload.script import ConversationScript, Segment, Turn
 from spoc_lib.workload.template import TEMPLATE_OVERHEAD, Overhead
+
+if TYPE_CHECKING:
+    from spoc_lib.workload.build import Script
+    from spoc_lib.workload.traces.imported import ImportedScript
 
 
 class History(Protocol):
@@ -72,7 +76,34 @@ def material(plan: LoadPlan) -> Material:
                           context_limit=limit, scale=plan.scale, overhead=overhead)
     # recorded texts are asked for in the same words as a corpus
     texts = cast(Corpus, script.texts(corpus)) if isinstance(script, ImportedScript) else corpus
-    return Material(script, partial(Conversation, texts, personas.echo), overhead)
+    return Material(_opened(script, plan), partial(Conversation, texts, personas.echo), overhead)
+
+
+def arriving(personas: str, rate_per_s: float | None, cv: float, duration_s: float, seed: int) -> int:
+    """How many users a plan with these arrivals needs."""
+    from spoc_lib.workload.arrivals import arrival_times, kind_of
+    from spoc_lib.workload.personas import RecordedSet, load_personas
+
+    if rate_per_s is not None:
+        return max(1, len(arrival_times(rate_per_s, duration_s, seed, kind=kind_of(cv), cv=cv)))
+    recorded = load_personas(personas)
+    return recorded.recorded.sessions if isinstance(recorded, RecordedSet) else 1
+
+
+def _opened(script: Script | ImportedScript, plan: LoadPlan) -> ConversationScript:
+    """The script with the plan's arrivals; InputError when there are more of them than users."""
+    if plan.arrivals is None:
+        return script
+    from spoc_lib.workload.arrivals import kind_of, open_script, replayed
+
+    if plan.arrivals.rate_per_s is None:
+        return replayed(script)
+    cv = plan.arrivals.cv
+    opened = open_script(script, plan.arrivals.rate_per_s, plan.duration_s, kind=kind_of(cv), cv=cv)
+    if len(opened.times_s) > plan.users:
+        raise InputError("too-few-users", f"users must be at least {len(opened.times_s)}: so many conversations arrive "
+                         f"in {plan.duration_s:g} s")
+    return opened
 
 
 def fixed_stream(salt: int, user: int, number: int) -> int:

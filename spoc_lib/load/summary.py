@@ -34,6 +34,7 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
         "personas": "fixed" if plan.fixed else plan.personas, "seed": plan.seed, "salt": plan.salt,
         "cache": plan.cache,
         "start": plan.start, "gap_cap_s": plan.gap_cap_s,
+        "arrivals": plan.arrivals.model_dump() if plan.arrivals else None,
         "window": window.to_dict(), "window_verdict": window.verdict,
         "live_users": live, "in_flight_users": flight, "late_users": late,
         "thinking_users": live - flight - late, **law,
@@ -150,6 +151,6 @@ def invalid_reasons(plan: LoadPlan, result: Mapping[str, Any]) -> list[str]:
         reasons.append("the rung was interrupted")
     if result["planned"] and not result["completed"]:
         reasons.append("no request was completed")
-    if result["live_users"] < plan.users * (1 - USERS_TOLERANCE):
+    if plan.arrivals is None and result["live_users"] < plan.users * (1 - USERS_TOLERANCE):
         reasons.append(f"{result['live_users']:.1f} users were live, {plan.users} were asked for")
     return reasons

@@ -14,6 +14,7 @@ from spoc_lib.load.exchange import Exchange, exchange
 from spoc_lib.load.player import Player, Prepared
 from spoc_lib.load.rung import Rung
 from spoc_lib.load.sse import token_shares
+from spoc_lib.workload.script import NEVER_S
 
 #: After a failure a user waits at least this long, doubled at each further failure: a dead server must not turn
 #: a closed loop into a flood.
@@ -48,13 +49,20 @@ class ScriptedUser(FastHttpUser):
         started = False
         try:
             ready_s = rung.start_of(self.player.script.user)
-            rung.wait_until(ready_s)
+            intended_s = ready_s + self.player.next.turn.think_time_s
+            if rung.plan.arrivals is None:
+                rung.wait_until(ready_s)
+            else:  # a user is live from the arrival of its conversation to its end
+                self._think(intended_s)
             rung.live += 1
             started = True
             while True:
-                intended_s = ready_s + self.player.next.turn.think_time_s
                 self._think(intended_s)
                 ready_s = self._turn(intended_s)
+                think_s = self.player.next.turn.think_time_s
+                if think_s >= NEVER_S:
+                    raise StopUser()
+                intended_s = ready_s + think_s
         except gevent.GreenletExit:
             raise
         except StopUser:

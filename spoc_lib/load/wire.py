@@ -1,6 +1,7 @@
 """What master and workers tell each other, over Locust's own messages.
 
-worker -> master: `spoc_prepared`, `spoc_refused`, `spoc_clock`, `spoc_rows` (once a second), `spoc_end`;
+worker -> master: `spoc_prepared`, `spoc_refused`, `spoc_clock`, `spoc_planned` (at once), `spoc_rows` (once a
+second), `spoc_end`;
 master -> worker: `spoc_plan`, `spoc_clock`, `spoc_go`, `spoc_stop`.
 
 Tables travel as Arrow streams, times in the sender's own clock; the master moves them onto its own.

@@ -6,9 +6,12 @@ the records stays in a temporary folder until the rung has ended. The API key co
 
 from __future__ import annotations
 
+import os
+
 import gevent.monkey
 
 gevent.monkey.patch_all()  # before anything else is imported
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # as in `child`
 
 import sys  # noqa: E402
 import tempfile  # noqa: E402
@@ -23,14 +26,16 @@ from locust.env import Environment  # noqa: E402
 from locust.runners import MASTER_HEARTBEAT_TIMEOUT, WorkerRunner  # noqa: E402
 
 from spoc_lib.core.errors import SpocError  # noqa: E402
+from spoc_lib.load.books import Books  # noqa: E402
 from spoc_lib.load.client import Client, prepare  # noqa: E402
 from spoc_lib.load.plan import LoadPlan  # noqa: E402
-from spoc_lib.load.records import Books  # noqa: E402
 from spoc_lib.load.rung import Rung  # noqa: E402
 from spoc_lib.load.wire import packed  # noqa: E402
 
 #: Silence of the master after which a worker gives up.
 MASTER_SILENCE_S = min(15, MASTER_HEARTBEAT_TIMEOUT)
+#: The master hears of a request so soon after it was sent; should we be lost, it is censored rather than forgotten.
+TELL_S = 0.1
 
 
 class Master:
@@ -69,8 +74,11 @@ class Master:
         return self._go.get()
 
     def watch(self, interrupt: Callable[[], None]) -> None:
-        """The master says stop, or is heard no more."""
-        while not self._stop.wait(1.0):
+        """The master says stop, or is heard no more; meanwhile it is told of requests as they are sent."""
+        while not self._stop.wait(TELL_S):
+            planned = self.books.take_planned()
+            if planned:
+                self.tell("planned", planned=planned)
             heard = self._runner.last_heartbeat_timestamp
             if heard is not None and time.time() - heard > MASTER_SILENCE_S:
                 break
@@ -85,6 +93,7 @@ class Master:
 
 
 def main() -> int:
+    """`python -m spoc_lib.load.worker HOST PORT`: one rung for a master elsewhere; exit status."""
     host, port = sys.argv[1], int(sys.argv[2])
     environment = Environment(stop_timeout=0)
     runner = environment.create_worker_runner(host, port)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from spoc_lib.load.reuse import boundaries, reuse_table
+from spoc_lib.load.layers import boundaries
+from spoc_lib.load.reuse import reuse_table
 from spoc_lib.workload.script import Segment, Turn
 
 

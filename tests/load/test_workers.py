@@ -69,10 +69,12 @@ def test_a_lost_worker_is_reported_and_its_requests_censored(tmp_path, workers):
         joined = workers(2, port)
 
         def kill() -> None:
-            deadline = time.monotonic() + 40
-            while not list(tmp_path.glob("client-*/planned.jsonl")) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            time.sleep(1.5)
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:  # until the master has heard of requests of both
+                heard = [path for path in tmp_path.glob("client-*/planned.jsonl") if path.stat().st_size]
+                if len(heard) == 2:
+                    break
+                time.sleep(0.05)
             os.kill(joined[0].pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
