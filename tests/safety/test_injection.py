@@ -22,6 +22,8 @@ from spoc_lib.pipeline.stage import parse_flag_text
 from spoc_lib.servers import LaunchFailure, launch, shell_command
 from spoc_lib.servers.commands import prepare
 from spoc_lib.servers.process import GuardedProcess
+from spoc_lib.workload.corpus import Corpus
+from spoc_lib.workload.personas import load_personas
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = ["; touch pwned", "$(touch pwned)", "`touch pwned`", "| touch pwned", "&& touch pwned", "a\ntouch pwned",
@@ -113,19 +115,15 @@ def test_names_and_paths_of_a_run_are_refused_before_anything_starts(value, tmp_
 def test_a_cluster_file_of_hostile_words_starts_nothing(value, tmp_path):
     spec = yaml.safe_load((ROOT / "data/clusters/sim-4xh100.yaml").read_text())
     for change in ({"name": value}, {"model": value}, {"hardware": {"gpu": value, "count": 1}},
-                   {"personas": value}, {"corpus": value}, {"engine": {"kind": "remote", "base_url": value}},
+                   {"engine": {"kind": "remote", "base_url": value}},
                    {"engine": {"kind": "process", "command": [value]}}):
         path = tmp_path / "hostile.yaml"
         path.write_text(yaml.safe_dump(spec | change))
-        try:
-            loaded = load_cluster(str(path))
-            with launch(loaded, {}, tmp_path / "launch"):
-                raise AssertionError("nothing can have been launched")
-        except (SpocError, LaunchFailure) as error:
-            assert "\n" not in str(error) or value in str(error)
-        except AssertionError:
-            if set(change) - {"personas", "corpus", "name"}:
-                raise
+        with pytest.raises((SpocError, LaunchFailure)), launch(load_cluster(str(path)), {}, tmp_path / "launch"):
+            pass
+    for read in (load_personas, Corpus.from_directory):
+        with pytest.raises(InputError):
+            read(value)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -139,10 +137,8 @@ def test_flags_given_as_text_are_values_or_a_sentence(text):
 
 
 def test_the_command_line_itself_carries_nothing_out(tmp_path):
-    """As a user would be tricked into it: every option of `spoc run` hostile at once, and each alone by one value."""
-    for words in (["run", "; touch pwned"], ["run", "sim-4xh100", "--profile", "$(touch pwned)"],
-                  ["run", "sim-4xh100", "--run-id", "../../pwned"], ["report", "`touch pwned`"],
-                  ["run", "sim-4xh100", "--set", "flags=x", "--set", "x;touch pwned=1"]):
+    """As a user would be tricked into it; in one process above, with the others."""
+    for words in (["run", "; touch pwned"], ["run", "sim-4xh100", "--run-id", "../../pwned"]):
         done = subprocess.run([sys.executable, "-m", "spoc_lib", *words], capture_output=True, text=True,
                               env={**os.environ, "SPOC_OUTPUTS": str(tmp_path / "o")}, check=False)
         assert done.returncode == 2 and "Traceback" not in done.stderr
