@@ -81,7 +81,12 @@ def _stands(result: Answer) -> str:
     sure = sum(chance >= SURE for chance in known.values())
     knee = None if result.knee_trial is None else known.get(result.knee_trial)
     return (f"{sure} of {len(known)} front trials are on the front with a probability of at least {SURE:.0%}"
-            + (f"; the knee with {knee:.0%}." if knee is not None else "."))
+            + (f"; the knee with {_chance(knee)}." if knee is not None else "."))
+
+
+def _chance(ratio: float) -> str:
+    """A probability that was drawn some hundred times is never certain."""
+    return "over 99%" if ratio > 0.99 else f"{ratio:.0%}"
 
 
 def _importance(result: Answer) -> str:

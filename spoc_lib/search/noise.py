@@ -47,15 +47,17 @@ def membership(repeats: Sequence[np.ndarray], sd: np.ndarray, limits: np.ndarray
                draws: int = DRAWS) -> np.ndarray:
     """(m,) share of parametric bootstrap draws in which each engine is feasible and on the front.
 
-    A draw moves every engine's mean by its standard error, sd / √(repeats), in logarithms; limits (3,): largest
-    feasible value of each objective (inf = none; the first, throughput, has none).
+    A draw moves every engine's mean by its standard error, sd / √(repeats), in logarithms and by Student's t, since
+    few repeats know sd badly; limits (3,): largest feasible value of each objective (inf = none; the first,
+    throughput, has none).
     """
     means = np.array([np.log(values).mean(axis=0) for values in repeats])
     errors = np.array([sd / np.sqrt(len(values)) for values in repeats])
     random = np.random.default_rng(seed)
+    freedom = UNKNOWN_COUNTS + repeated(repeats)
     hits = np.zeros(len(means))
     for _ in range(draws):
-        points = np.exp(means + errors * random.standard_normal(means.shape))
+        points = np.exp(means + errors * random.standard_t(freedom, size=means.shape))
         hits += pareto.front(points, np.all(points[:, 1:] <= limits[1:], axis=1))
     return hits / draws
 

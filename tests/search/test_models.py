@@ -47,7 +47,7 @@ def test_two_samples_of_users_make_no_membership_certain():
 def test_front_membership_is_sure_beyond_the_noise_and_open_within_it():
     points = [np.array([[1000, 1.0, 0.02]]), np.array([[500, 2.0, 0.04]]), np.array([[1000, 1.0, 0.0201]])]
     chance = noise.membership(points, np.full(3, 0.02), NO_LIMITS)
-    assert chance[1] == 0 and 0.3 < chance[0] < 1 and 0.3 < chance[2] < 1
+    assert chance[1] < 0.02 and 0.3 < chance[0] < 1 and 0.3 < chance[2] < 1
 
 
 def test_a_point_near_its_limit_is_on_the_front_half_of_the_time():
