@@ -49,6 +49,14 @@ def gap_table(chunks: pd.DataFrame) -> pd.DataFrame:
                          "gap_s": gaps[same], "tokens": later["tokens"].to_numpy()})
 
 
+def merged_ratio(chunks: pd.DataFrame) -> float:
+    """Share of the gaps between a request's chunks that are nothing: both came with one read, so under one stamp.
+    Either the server sent them together, or the client read late."""
+    request, time_s = chunks["request"].to_numpy(), chunks["time_s"].to_numpy()
+    same = request[1:] == request[:-1]
+    return float((np.diff(time_s)[same] == 0.0).mean()) if same.any() else 0.0
+
+
 def tpot_values(requests: pd.DataFrame) -> np.ndarray:
     """(end - first token) / (tokens - 1) of completed requests with two tokens or more; failed ones +inf."""
     done = requests[(requests["outcome"] == "completed") & (requests["output_tokens"].fillna(0) > 1)]

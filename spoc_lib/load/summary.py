@@ -17,6 +17,8 @@ from spoc_lib.load.window import Window, mean_in_flight
 
 #: Share of the asked users that must have been live, on average over the window.
 USERS_TOLERANCE = 0.01
+#: Fewer tokens than this read together do not move a percentile of the gaps that anybody asks for.
+MERGED_RATIO = 0.01
 
 
 def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame, window: Window,
@@ -46,7 +48,8 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
         "interrupted": facts["interrupted"], "lost_clients": facts["lost_clients"],
         "stamps": facts["stamps"], "notes": list(facts["notes"]),
     }
-    result.update(client_figures(metrics, chunks, window))
+    result.update(client_figures(metrics, chunks, window), merged_ratio=figures.merged_ratio(chunks))
+    result["notes"] += blurred(result)
     limits = client_limits(result, plan.processes, check)
     result["client_limited"], result["client_limits"] = bool(limits), limits
     result["invalid"] = invalid_reasons(plan, result)
@@ -132,6 +135,16 @@ def client_figures(metrics: pd.DataFrame, chunks: pd.DataFrame, window: Window) 
     return {"client_cpu_ratio": max(shares), "client_cpu_us_per_token": 1e6 * spent / tokens if tokens else None,
             "late_prepare_ratio": prepare / (prepare + send) if prepare + send else None,
             "client_loop_lag_p99_s": percentile(lag.to_numpy(), 50) if len(lag) else None}
+
+
+def blurred(result: Mapping[str, Any]) -> list[str]:
+    """A sentence when tokens were read together because the client read late; their gaps are then not the server's."""
+    loop_s, tpot_s = result["client_loop_lag_p99_s"] or 0.0, result["tpot_s"]["p50"]
+    if result["merged_ratio"] < MERGED_RATIO or not loop_s > tpot_s:
+        return []
+    return [f"{result['merged_ratio']:.0%} of the tokens were read together with the one before, and the client's loop "
+            f"was {1e3 * loop_s:.0f} ms late at p99 with a token every {1e3 * tpot_s:.1f} ms: ITL is blurred by that, "
+            "TTFT and TPOT are not"]
 
 
 def growth(metrics: pd.DataFrame, name: str) -> float:

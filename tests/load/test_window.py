@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spoc_lib.load import figures
+from spoc_lib.load.summary import blurred
 from spoc_lib.load.window import mean_in_flight, mser, steady_window, token_rate
 
 
@@ -94,6 +95,15 @@ def test_latency_samples():
     chunks = pd.DataFrame({"request": [0, 0, 0, 1], "time_s": [1.0, 2.0, 3.0, 0.5], "tokens": [1.0, 2.0, 2.0, 1.0]})
     values = figures.itl_values(requests, chunks)
     assert sorted(values) == [0.5, 0.5, 0.5, 0.5, math.inf, math.inf]  # gaps of 1 s over 2 tokens; 2 tokens owed
+
+
+def test_tokens_read_together_are_told_from_a_server_that_sends_so():
+    chunks = pd.DataFrame({"request": [0, 0, 0, 1, 1], "time_s": [1.0, 1.0, 2.0, 2.0, 2.0]})
+    assert figures.merged_ratio(chunks) == pytest.approx(2 / 3) and figures.merged_ratio(chunks[:1]) == 0.0
+    late = {"merged_ratio": 0.4, "client_loop_lag_p99_s": 0.174, "tpot_s": {"p50": 0.0015}}
+    assert "40% of the tokens were read together" in blurred(late)[0] and "174 ms late" in blurred(late)[0]
+    assert blurred({**late, "client_loop_lag_p99_s": 0.001}) == []  # the client was in time: the server's own doing
+    assert blurred({**late, "merged_ratio": 0.0}) == []
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.3])
