@@ -17,7 +17,8 @@ from spoc_lib.core.tables import as_table
 from spoc_lib.sweep.evidence import step_figures
 from spoc_lib.sweep.record import RungRecord, store
 from spoc_lib.sweep.rung import summarise
-from spoc_lib.sweep.slo import RungSamples, by_persona, goodput, limit_curve
+from spoc_lib.sweep.samples import RungSamples
+from spoc_lib.sweep.slo import by_persona, goodput, limit_curve
 from spoc_lib.telemetry.reconcile import reconcile
 from spoc_lib.telemetry.straggler import find_stragglers
 from spoc_lib.telemetry.timeline import window_summary

@@ -18,7 +18,7 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.sweep.drivers import virtual_rung
 from spoc_lib.sweep.interval import weighted_percentile
 from spoc_lib.sweep.record import RungRecord, Timing
-from spoc_lib.sweep.slo import SHARE_MARK, RungSamples
+from spoc_lib.sweep.samples import SHARE_MARK, RungSamples
 from spoc_lib.workload.script import ConversationScript
 
 #: The bracket at which a bisection stops, relative to its upper end.

@@ -12,7 +12,8 @@ import pandas as pd
 from spoc_lib.config import SHARES, Slo, slo_name
 from spoc_lib.sweep.interval import weighted_percentile
 from spoc_lib.sweep.occupancy import Occupancy, occupancy
-from spoc_lib.sweep.slo import LEVEL, RungSamples, evaluate
+from spoc_lib.sweep.samples import RungSamples
+from spoc_lib.sweep.slo import LEVEL, evaluate
 from spoc_lib.telemetry.timeline import window_summary
 
 #: Little's law must hold this closely, or the rung says nothing about N users.

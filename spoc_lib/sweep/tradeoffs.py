@@ -16,7 +16,7 @@ from spoc_lib.engine import virtual
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.sweep.cases import Case, answers, step_model
 from spoc_lib.sweep.record import RungRecord
-from spoc_lib.sweep.slo import RungSamples
+from spoc_lib.sweep.samples import RungSamples
 from spoc_lib.workload.script import NEVER_S, ConversationScript, Segment, Turn, UserScript
 from spoc_lib.workload.template import TEMPLATE_OVERHEAD
 

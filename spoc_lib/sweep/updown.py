@@ -23,7 +23,8 @@ from spoc_lib.config import SHARES, Slo
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine import virtual
 from spoc_lib.sweep.rung import name_of
-from spoc_lib.sweep.slo import LEVEL, RungSamples, evaluate
+from spoc_lib.sweep.samples import RungSamples
+from spoc_lib.sweep.slo import LEVEL, evaluate
 from spoc_lib.workload.script import NEVER_S, ConversationScript, Turn, UserScript
 
 
