@@ -137,7 +137,10 @@ def throughput(rungs: pd.DataFrame) -> go.Figure:
 def _time_text(seconds: float) -> str:
     if pd.isna(seconds):
         return ""
-    return "∞" if seconds == float("inf") else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+    if seconds == float("inf"):
+        return "∞"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms" if seconds >= 1e-3 else \
+        f"{seconds * 1e6:.0f} µs"
 
 
 def slo_matrix(slo: pd.DataFrame, personas: pd.DataFrame) -> go.Figure:
