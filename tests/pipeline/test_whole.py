@@ -198,18 +198,19 @@ def test_every_artefact_says_where_it_comes_from(whole):
         assert 'id="provenance"' in notebook.with_suffix(".html").read_text()
     tables = [path for path in whole.rglob("*.parquet") if ".parts" not in str(path)]
     stamps = [stamp.read(path) for path in tables]
-    assert len(tables) > 10 and all(found and found["run"] == "whole" for found in stamps)
+    assert len(tables) > 10 and all(found and found["run"] == "small-night" for found in stamps)
     assert {found["stage"] for found in stamps} >= {"01", "02", "03", "04"}
 
 
 def test_a_run_is_repeated_as_it_was_recorded(place, whole):
     done = subprocess.run(
-        [sys.executable, "-m", "spoc_lib", "run", "--from-run", "whole", "--only", "01", "--run-id", "again"],
+        [sys.executable, "-m", "spoc_lib", "run", "--from-run", "small-night", "--only", "01", "--run-id", "again"],
         cwd=place.parent, env=environment(place), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "nothing differs from whole" in done.stdout
-    tables = [pd.read_parquet(place / "outputs" / run / "workload" / "sessions.parquet") for run in ("whole", "again")]
+    assert "nothing differs from small-night" in done.stdout
+    runs = [place / "outputs" / run / "workload" for run in ("small-night", "again")]
+    tables = [pd.read_parquet(folder / "sessions.parquet") for folder in runs]
     pd.testing.assert_frame_equal(*tables)
 
 
