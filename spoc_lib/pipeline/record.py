@@ -66,8 +66,9 @@ def keep_inputs(folder: Path, cluster: config.Cluster, parameters: Mapping[str, 
 def _without_secrets(text: str) -> str:
     """A cluster file's text as it is, unless `engine.environment` sets a variable that sounds like a secret."""
     told = yaml.safe_load(text)
-    environment = (told.get("engine") or {}).get("environment") if isinstance(told, dict) else None
-    hidden = [name for name in environment or {} if SECRET.search(str(name))]
+    engine = told.get("engine") if isinstance(told, dict) else None
+    environment: dict[str, str] = (engine or {}).get("environment") or {}
+    hidden = [name for name in environment if SECRET.search(str(name))]
     if not hidden:
         return text
     environment.update(dict.fromkeys(hidden, WITHHELD))
