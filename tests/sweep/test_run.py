@@ -196,6 +196,6 @@ def test_a_client_that_cannot_keep_up_is_what_stops_it(tmp_path, monkeypatch):
         return replace(real(engine, script, users, timing, seed), client_limited=users > 10)
 
     monkeypatch.setattr("spoc_lib.sweep.run.virtual_rung", outrun)
-    answer = run_sweep(cluster(), profile(probes=3), {}, tmp_path, factory, confirm_http=False).capacity
+    answer = run_sweep(cluster(), profile(probes=2), {}, tmp_path, factory, confirm_http=False).capacity
     assert answer["saturated"]["resource"] == "client" and answer["verdict"] == "unresolved"
     assert any("load generator could not keep up" in row["reason"] for row in answer["rungs"])
