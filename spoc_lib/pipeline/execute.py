@@ -5,9 +5,11 @@ A killed kernel leaves later cells looking finished, so a stage counts as done o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
+import signal
 import tempfile
 import threading
 import time
@@ -139,6 +141,7 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
         except PapermillExecutionError as error:
             reason = f"{error.ename}: {error.evalue}"
         except KeyboardInterrupt:
+            _end_kernels()
             run.set_stage(number, state="interrupted")
             raise
         except Exception as error:  # the kernel died, the disk filled: whatever it was, the stage is not done
@@ -159,6 +162,15 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
     say(f"{number} {stage.title}: {seconds:.0f} s -> {_render(run, number)}")
     for finding in run.stage_state(number).get("findings", [])[:3]:
         say(f"   {finding}")
+
+
+def _end_kernels() -> None:
+    """Papermill ends its kernel, but not one that was interrupted while it started; we have no other children here."""
+    tasks = Path(f"/proc/{os.getpid()}/task")  # Linux; elsewhere a kernel ends by itself once its parent is gone
+    for children in tasks.glob("*/children"):
+        for pid in children.read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _render(run: Run, number: str) -> Path:

@@ -143,7 +143,7 @@ class Place:
             time.sleep(0.05)
         return bool(condition())
 
-    def no_orphans(self, within_s: float = 30) -> None:
+    def no_orphans(self, within_s: float = 90) -> None:
         assert self.wait(lambda: not self.processes(), within_s), self.processes()
 
     def whole(self, folder: Path | None = None) -> None:

@@ -22,7 +22,7 @@ def stop(place, process, how: str) -> str:
         process.kill()
     else:
         os.kill(process.pid, {"Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}[how])
-    _, said = process.communicate(timeout=90)
+    _, said = process.communicate(timeout=200)
     return said
 
 
@@ -32,11 +32,11 @@ def stop(place, process, how: str) -> str:
 def test_a_stopped_run_keeps_what_is_done_and_goes_on(place, how):
     process = place.start("run", "small.yaml", "--profile", "tiny.yaml", "--run-id", "r", "--only", "02,04",
                           "--seed", "3", "--set", "confirm_http=false", "--set", "users=5")
-    assert place.wait(lambda: place.stage("r", "04") == "running", 300) and place.stage("r", "02") == "done"
+    assert place.wait(lambda: place.stage("r", "04") == "running", 900) and place.stage("r", "02") == "done"
     time.sleep(1)
     said = stop(place, process, how)
     assert process.returncode != 0 and "Traceback" not in said, said
-    place.no_orphans()
+    place.no_orphans(90)
     if how != "kill -9":
         place.whole()
         assert place.stage("r", "04") == ("failed" if how.endswith("kernel") else "interrupted")
@@ -73,7 +73,7 @@ def test_kill_9_at_every_stage_changes_no_answer(place, undisturbed, number, lat
     time.sleep(late_s)
     process.kill()
     process.communicate(timeout=60)
-    place.no_orphans()
+    place.no_orphans(90)
     done = place.spoc("run", "small.yaml", "--run-id", "r", "--resume", timeout=400)
     before = [n for n in STAGES if n < number]
     assert all(f"{n} {STAGES[n].title}: done already, kept" in done.stdout for n in before)
@@ -88,16 +88,16 @@ def test_kill_9_at_every_stage_changes_no_answer(place, undisturbed, number, lat
 def test_kill_9_of_a_batch_takes_its_runs_along_and_the_batch_goes_on(place):
     place.cluster("other")
     process = place.start("batch", "small.yaml", "other.yaml", "--profile", "tiny.yaml", "--jobs", "2", "--run-id", "b")
-    assert place.wait(lambda: sum("ipykernel_launcher" in one for one in place.processes().values()) == 2, 90)
+    assert place.wait(lambda: sum("ipykernel_launcher" in one for one in place.processes().values()) == 2, 400)
     process.kill()
     process.communicate(timeout=60)
-    place.no_orphans(60)
+    place.no_orphans(90)
     place.whole()
     process = place.start("batch", "--resume", "--run-id", "b")
-    assert place.wait(lambda: place.stage("small-b", "01") == "done", 90)
+    assert place.wait(lambda: place.stage("small-b", "01") == "done", 600)
     process.send_signal(signal.SIGTERM)
-    out, said = process.communicate(timeout=90)
+    out, said = process.communicate(timeout=200)
     assert process.returncode != 0 and "Traceback" not in said, said
     assert "go on with: spoc batch --resume --run-id b" in out
-    place.no_orphans()
+    place.no_orphans(90)
     assert place.stage("small-b", "01") == "done" and place.stage("other-b", "03") == ""
