@@ -38,6 +38,8 @@ def test_a_whole_trace_passes_every_gate_and_half_of_its_gpus_fail_one(tmp_path)
     assert "Mixed steps last" in advice and "--max-num-batched-tokens" in advice
     assert "a mixed step is bound by tensor-core compute" in advice and "prefix caching" in advice
     assert found.phases().set_index("phase").steps.to_dict() == {"decode": 24, "mixed": 2}
+    few = found.few_steps(2)
+    assert set(few.device) == {0, 1, 2, 3} and 0 < few.start_s.max() < 2 * durations[0] + 1e-3
     said = found.findings()
     assert said[1].startswith("Simulated: a step of") and "nearest roof" in said[1]
     assert found.top_kernels(4).kernel.is_unique and found.top_kernels().kernel.str.len().max() <= 99
