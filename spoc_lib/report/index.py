@@ -115,7 +115,8 @@ def _answer(folder: Path) -> tuple[str, str, str, str]:
     path = folder / "sweep" / "capacity.json"
     if not path.exists():
         report = folder / "report.json"
-        return " ".join(read_json(report)["verdict"]) if report.exists() else "–", "", "", "–"
+        said = read_json(report)["verdict"] if report.exists() else []
+        return said[-1] if said else "–", "", "", "–"  # the last sentence is the ratio where there are several clusters
     answer = read_json(path, "capacity answer")
     users, label = answer.get("max_users"), "simulated" if answer.get("simulated") else "measured"
     flags = " ".join(f"{k}={v}" for k, v in (answer.get("flags") or {}).items()) or "vLLM's defaults"
