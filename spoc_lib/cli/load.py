@@ -36,6 +36,11 @@ def run_command(
     cache: Annotated[str, typer.Option(help="salt (rely on another salt), reset (empty it first) or warm")] = "salt",
     start: Annotated[str, typer.Option(help="stationary (users in mid-conversation) or cold")] = "stationary",
     gap_cap: Annotated[float, typer.Option(help="longest think time, seconds")] = 60.0,
+    rate_per_s: Annotated[float | None, typer.Option(help="open loop: conversations that arrive a second; each is a "
+                                                          "user (--users is not needed)")] = None,
+    cv: Annotated[float, typer.Option(help="burstiness of arrivals: 1 is Poisson, above 1 gamma bursts")] = 1.0,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="open loop: recorded sessions (--personas "
+                                             "traces:PATH) at their recorded times")] = False,
     scale: Annotated[float, typer.Option(help="multiplies all token sizes")] = 1.0,
     context_limit: Annotated[int | None, typer.Option(help="tokens; default: what the server says")] = None,
     warmup: Annotated[float, typer.Option(help="seconds after the ramp that never count")] = 0.0,
@@ -65,10 +70,15 @@ def run_command(
     from spoc_lib.load.endpoint import first_model
     from spoc_lib.load.runner import describe
 
+    arrivals = {"rate_per_s": rate_per_s, "cv": cv} if timestamps or rate_per_s is not None else None
+    if arrivals:
+        from spoc_lib.load.script import arriving
+
+        users = arriving(personas, rate_per_s, cv, duration, seed)
     given = dict(
         base_url=base_url, model=model or "?", users=users, duration_s=duration, personas=personas, corpus=corpus,
         tokenizer=tokenizer, seed=seed, salt=salt, cache=cache, start=start, gap_cap_s=gap_cap, scale=scale,
-        context_limit=context_limit,
+        context_limit=context_limit, arrivals=arrivals,
         warmup_s=warmup, ramp_s=ramp, api=api, api_key_env=api_key_env, headers=_headers(header or []),
         extra_body=_object(body), verify_tls=not insecure, request_timeout_s=request_timeout,
         idle_timeout_s=idle_timeout, stop_timeout_s=stop_timeout, processes=processes, master=master, ui_port=ui)

@@ -34,9 +34,9 @@ def _opened(script: Any, users: int, rate_per_s: float | None, cv: float, durati
     """The script with open arrivals where a rate is given, and its number of users."""
     if rate_per_s is None:
         return script, users
-    from spoc_lib.workload.arrivals import open_script
+    from spoc_lib.workload.arrivals import kind_of, open_script
 
-    script = open_script(script, rate_per_s, duration_s, kind="poisson" if cv == 1 else "gamma", cv=cv)
+    script = open_script(script, rate_per_s, duration_s, kind=kind_of(cv), cv=cv)
     return script, len(script.times_s)
 
 

@@ -20,6 +20,11 @@ from spoc_lib.workload.script import NEVER_S, ConversationScript, Segment, Turn,
 from spoc_lib.workload.traces.imported import ImportedScript
 
 
+def kind_of(cv: float) -> Literal["poisson", "gamma"]:
+    """The kind of arrivals that a coefficient of variation of gaps means."""
+    return "poisson" if cv == 1 else "gamma"
+
+
 def arrival_times(rate_per_s: float, duration_s: float, seed: int, *, kind: Literal["poisson", "gamma"] = "poisson",
                   cv: float = 1.0) -> np.ndarray:
     """Times of arrivals in [0, duration_s), ascending, in seconds.
@@ -84,6 +89,14 @@ def open_script(script: Script | ImportedScript, rate_per_s: float, duration_s: 
     """Conversations of `script` (started cold) that arrive at a rate of `rate_per_s` conversations a second."""
     times = arrival_times(rate_per_s, duration_s, script.seed, kind=kind, cv=cv)
     return OpenScript(script.from_the_beginning(), tuple(times.tolist()))
+
+
+def replayed(script: Script | ImportedScript) -> ImportedScript:
+    """Recorded sessions at their recorded times, each once, from its beginning."""
+    if not isinstance(script, ImportedScript):
+        raise InputError("no-timestamps", "personas have no recorded times: name a trace, 'traces:PATH'")
+    return ImportedScript(script.sessions, script.seed, script.salt, script.gap_cap_s, script.context_limit,
+                          timing="timestamps")
 
 
 class _Arrival:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from spoc_lib.core.errors import InputError
+from spoc_lib.core.errors import SpocError
 from spoc_lib.load import LoadPlan, run
 from spoc_lib.load.plan import Arrivals
 from spoc_lib.load.script import arriving
@@ -14,14 +14,6 @@ from spoc_lib.workload.arrivals import arrival_times
 
 #: A quiet machine sends within milliseconds; this one may be busy.
 LATE_S = 0.25
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    folder = tmp_path / "code"
-    folder.mkdir()
-    (folder / "a.py").write_text("".join(f"def f{k}(x):\n    return x + {k}\n\n" for k in range(2000)))
-    return str(folder)
 
 
 async def answer(request):
@@ -35,12 +27,12 @@ def firsts(result):
 
 
 @pytest.mark.parametrize("cv", [1.0, 2.0])
-def test_open_arrivals_over_http(server, tmp_path, corpus, cv):
+def test_open_arrivals_over_http(server, tmp_path, cv):
     users = arriving("tiny", 3.0, cv, 4.0, 5)
     times = arrival_times(3.0, 4.0, 5, kind="poisson" if cv == 1 else "gamma", cv=cv)
     assert users == len(times) > 3
     with server(answer) as url:
-        result = run(LoadPlan(base_url=url, model="m", users=users, duration_s=4.0, personas="tiny", corpus=corpus,
+        result = run(LoadPlan(base_url=url, model="m", users=users, duration_s=4.0, personas="tiny",
                               seed=5, gap_cap_s=0.3, arrivals=Arrivals(rate_per_s=3.0, cv=cv)), tmp_path / "rung")
     planned, late = firsts(result)
     assert list(planned.index) == list(range(users))
@@ -51,14 +43,14 @@ def test_open_arrivals_over_http(server, tmp_path, corpus, cv):
     assert result.summary["live_users"] < users and result.summary["arrivals"]["cv"] == cv
 
 
-def test_recorded_times_over_http(server, tmp_path, corpus):
+def test_recorded_times_over_http(server, tmp_path):
     rows = [{"timestamp": 1.7e12 + 400 * k, "input_length": 40, "output_length": 1, "hash_ids": [k]} for k in range(5)]
     trace = tmp_path / "m.jsonl"
     trace.write_text("\n".join(map(json.dumps, rows)))
     assert arriving(f"traces:{trace}", None, 1.0, 3.0, 0) == 5
     with server(answer) as url:
         result = run(LoadPlan(base_url=url, model="m", users=5, duration_s=3.0, personas=f"traces:{trace}",
-                              corpus=corpus, arrivals=Arrivals(rate_per_s=None)), tmp_path / "rung")
+                              arrivals=Arrivals(rate_per_s=None)), tmp_path / "rung")
     planned, late = firsts(result)
     assert planned.to_numpy() == pytest.approx([0, 0.4, 0.8, 1.2, 1.6], abs=1e-6) and late.max() < LATE_S
     assert len(result.requests) == 5
@@ -67,7 +59,7 @@ def test_recorded_times_over_http(server, tmp_path, corpus):
 @pytest.mark.parametrize(("change", "said"), [
     ({"users": 1}, "users must be at least"), ({"arrivals": Arrivals(rate_per_s=None)}, "personas have no recorded"),
 ])
-def test_arrivals_that_cannot_be(server, tmp_path, corpus, change, said):
-    with server(answer) as url, pytest.raises(InputError, match=said):
+def test_arrivals_that_cannot_be(server, tmp_path, change, said):
+    with server(answer) as url, pytest.raises(SpocError, match=said):
         run(LoadPlan(**{"base_url": url, "model": "m", "users": 9, "duration_s": 3.0, "personas": "tiny",
-                        "corpus": corpus, "arrivals": Arrivals(rate_per_s=2.0), **change}), tmp_path / "rung")
+                        "arrivals": Arrivals(rate_per_s=2.0), **change}), tmp_path / "rung")

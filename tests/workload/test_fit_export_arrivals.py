@@ -65,8 +65,10 @@ def test_fit_recovers_what_it_is_given(recorded):
 
 def test_audit_of_conversations_that_are_scaled_to_their_end():
     loaded = load_personas("coding_agent")
-    result = audit(build_script(loaded, 2, gap_cap_s=60), loaded, None, 300, 10)
+    result = audit(build_script(loaded, 2, gap_cap_s=60), loaded, None, 150, 10)
     assert result.passed, [gate for gate in result.gates if not gate.passed]
+    growth = [gate.sentence for gate in result.gates if "growth" in gate.name and "too few" not in gate.sentence]
+    assert growth and all("scaled to where each conversation ends" in sentence for sentence in growth)
 
 
 def test_planned_conversations_come_to_their_end():

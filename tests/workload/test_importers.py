@@ -277,15 +277,21 @@ def test_recorded_users_are_found_in_mid_session(shared):
     assert np.mean(near) < 0.002
 
 
-def test_recorded_set_passes_its_own_audit(shared):
-    loaded = load_personas(f"traces:{shared('data/traces/claude_code_sessions')}")
+@pytest.fixture(scope="module")
+def every_session(shared):
+    """All 710 sessions: ten from their own files, the others from the table of requests."""
+    return load_personas(f"traces:{shared('data/traces/claude_code_sessions')}")
+
+
+def test_recorded_set_passes_its_own_audit(every_session):
+    loaded = every_session
     result = audit(build_script(loaded, 1, context_limit=131_072), loaded, None, 100, 15)
     assert result.passed, [gate for gate in result.gates if not gate.passed]
 
 
-def test_reuse_of_the_710_sessions(shared):
+def test_reuse_of_the_710_sessions(every_session):
     """The source's own figure: 97.4 % of the tokens of all prompts but the first."""
-    result = import_path(shared("data/traces/claude_code_sessions"))
+    result = every_session.recorded
     assert (result.sessions, result.turns) == (710, 48_658)
     assert result.own_history_reuse == pytest.approx(0.974, abs=0.005)
     assert result.all_sessions[0].root_tokens  # from the table of sessions

@@ -34,7 +34,10 @@ class Gate:
 
 
 def shape_gates(quantities: pd.DataFrame) -> list[Gate]:
-    """Realised sizes, outputs and gaps are draws of the intended distributions (Kolmogorov and Smirnov's distance)."""
+    """Realised sizes, outputs and gaps are draws of the intended distributions (Kolmogorov and Smirnov's distance).
+
+    Tolerance: 0.06, plus what chance alone exceeds once in a hundred draws (1.63 / √samples).
+    """
     gates = []
     for row in quantities.itertuples():
         name = f"{row.persona}: {row.quantity}"
@@ -43,9 +46,12 @@ def shape_gates(quantities: pd.DataFrame) -> list[Gate]:
                               f"{row.samples} samples are too few to judge; play more turns or users."))
             continue
         tolerance = round(_SHAPE_TOLERANCE + 1.63 / np.sqrt(row.samples), 4)
+        against, of = ("intended", "samples") if not row.conversations else (
+            "in other conversations of this persona, for it is scaled to where each conversation ends: this shows that "
+            "the sample is typical, and a fit's own table that the persona is right", "conversations")
         gates.append(Gate(name, row.distance <= tolerance, row.distance, tolerance,
-                          f"Median {row.realised_p50:.4g} against {row.intended_p50:.4g} intended; the distributions "
-                          f"are {row.distance:.3f} apart over {row.samples} samples."))
+                          f"Median {row.realised_p50:.4g} against {row.intended_p50:.4g} {against}; the distributions "
+                          f"are {row.distance:.3f} apart over {row.samples} {of}."))
     return gates
 
 

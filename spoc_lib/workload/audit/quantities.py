@@ -25,7 +25,8 @@ def compare_quantities(script: ConversationScript, personas: PersonaSet, played:
     """A row a (persona, quantity): mean and quantiles intended and realised, samples, and their distance.
 
     Where growth is scaled to a conversation's end, `growth_tokens` is only its shape: intended is then what the same
-    users' turns grow by under another seed, and `samples` counts conversations, for their turns are not independent.
+    users' turns grow by under another seed (`conversations` says how many were played), and `samples` counts
+    conversations, for their turns are not independent. Elsewhere `conversations` is 0.
     """
     scale, cap = getattr(script, "scale", 1.0), getattr(script, "gap_cap_s", np.inf)
     collected = _collect(played, {persona.name: persona.opening_turns for persona in personas.personas})
@@ -98,6 +99,7 @@ def _compare(persona: Persona, quantity: str, grid: np.ndarray, values: np.ndarr
              ) -> dict[str, Any]:
     samples = len(values) if independent is None else min(independent, len(values))
     row: dict[str, Any] = {"persona": persona.name, "quantity": quantity, "samples": samples,
+                           "conversations": independent or 0,
                            "intended_mean": float(grid.mean()),
                            "realised_mean": float(values.mean()) if len(values) else float("nan")}
     for q in QUANTILES:

@@ -63,6 +63,10 @@ class Audit:
                 if not failed else
                 f"{len(failed)} of {len(self.gates)} gates fail: "
                 + " ".join(f"{g.name}: {g.sentence}" for g in failed)]
+        if "start" in self.parameters:
+            said.append("Users are met in mid-conversation, with their history (stationary start)."
+                        if self.parameters["start"] == "stationary" else
+                        "Every user begins with a new conversation (cold start).")
         said.append(f"{self.ideal_hit_ratio:.1%} of the prompt tokens were seen before; an infinite prefix cache would "
                     f"serve them.")
         if len(in_use):
