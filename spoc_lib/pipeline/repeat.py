@@ -42,6 +42,8 @@ def repeat(source: Run, *, stages: list[str], run_id: str = "", say: Say) -> Run
         raise InputError("nothing-to-repeat", f"run '{source.id}' has no finished notebook of its own to repeat: name "
                          "a run that `spoc run` made")
     parameters = {number: _parameters(source, recorded[number]) for number in stages}
+    if "02" not in stages:
+        parameters = {number: _with_flags(source, told) for number, told in parameters.items()}
     first = parameters[stages[0]]
     cluster = config.load_cluster(first["cluster"])
     if WITHHELD in cluster.engine.environment.values():
@@ -74,6 +76,15 @@ def _parameters(source: Run, stage: Mapping[str, Any]) -> dict[str, Any]:
         if what in parameters and path.is_file() and not _same(FOLDERS[what], told, copy):
             parameters[what] = str(path)
     return parameters
+
+
+def _with_flags(source: Run, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The flags that the source's search had found, said outright: this run does not search."""
+    found = source.folder / STAGES["02"].folder / "result.json"
+    if parameters.get("flags") != "" or not found.is_file():
+        return parameters
+    best = read_json(found, "search result")["best_flags"]
+    return {**parameters, "flags": " ".join(f"{name}={str(value).lower()}" for name, value in best.items())}
 
 
 def _same(folder: str, told: str, copy: str) -> bool:

@@ -114,3 +114,11 @@ def test_a_repeat_takes_the_files_that_the_run_kept_where_they_have_changed(made
     again = repeat._parameters(source, {"parameters": told, "inputs": kept})
     assert config.load_cluster(again["cluster"]).hardware.count == 4 and again["seed"] == 7
     assert again["profile"] == "quick" and again["personas"] == ""
+
+
+def test_a_repeat_without_the_search_serves_with_the_flags_that_it_had_found(tmp_path):
+    write_json(tmp_path / "search" / "result.json", {"best_flags": {"max_num_seqs": 64, "async_scheduling": False}})
+    source = SimpleNamespace(folder=tmp_path)
+    assert repeat._with_flags(source, {"flags": ""})["flags"] == "max_num_seqs=64 async_scheduling=false"
+    assert repeat._with_flags(source, {"flags": "block_size=32"}) == {"flags": "block_size=32"}
+    assert repeat._with_flags(source, {"users": 3}) == {"users": 3}
