@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spoc_lib.config import Cluster
 from spoc_lib.core.errors import InputError, SpocError
@@ -14,11 +16,15 @@ from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.space import Flags, FlagSpace
 from spoc_lib.search.twin import ScriptFactory
-from spoc_lib.servers import LaunchFailure, launch
+from spoc_lib.servers import LaunchFailure, Server, launch
 from spoc_lib.servers.commands import required
 from spoc_lib.sweep.slo import RungSamples, goodput
 
 VERSION_TIMEOUT_S = 120
+#: Added to the salt of a rung that is played again.
+AGAIN_SALT = 500
+#: A rung's row, its SLO rows, its samples.
+Loaded = tuple[dict[str, Any], list[dict[str, Any]], RungSamples]
 
 
 @dataclass
@@ -51,7 +57,8 @@ class HttpEvaluator:
         write_text(folder / "command.txt", recommend.command(self.cluster, passed) + "\n")
         try:
             with launch(self.cluster, passed, folder) as server:
-                row, slo, samples = self._load(server, folder, repeat)
+                row, slo, samples = twice_if_invalid(
+                    lambda salt: self._load(server, folder, repeat + salt), server.drain)
         except LaunchFailure as failure:
             raise TrialFailure(failure.failure_class, failure.message) from failure
         write_json(folder / "rung.json", {"rung": row, "slo": slo, "engine": server.version,
@@ -60,7 +67,7 @@ class HttpEvaluator:
                            samples=samples, goodput_per_s=goodput(samples, self.cluster.slos)["good_per_s"],
                            objectives=self.space.objectives)
 
-    def _load(self, server, folder: Path, repeat: int) -> tuple[dict, list[dict], RungSamples]:
+    def _load(self, server: Server, folder: Path, repeat: int) -> Loaded:
         from spoc_lib.core.schemas import METRICS
         from spoc_lib.core.tables import write_table
         from spoc_lib.sweep.drivers import Timing, http_rung
@@ -78,6 +85,16 @@ class HttpEvaluator:
                              self.users, self.driver, start_s=rung.start_s, end_s=rung.end_s, planned=rung.planned,
                              client_limited=rung.client_limited, gap_cap_s=self.gap_cap_s)
         return row, slo, RungSamples(rung.requests, rung.chunks, rung.window, rung.end_s)
+
+
+def twice_if_invalid(play: Callable[[int], Loaded], drain: Callable[[], bool]) -> Loaded:
+    """`play` with salt 0, and once more before other identities when that rung says nothing about the server (a client
+    that came late): a second rung costs seconds, a launch a minute."""
+    found = play(0)
+    if found[0]["verdict"] != "invalid":
+        return found
+    drain()
+    return play(AGAIN_SALT)
 
 
 def _quiet(line: str) -> None:

@@ -167,7 +167,7 @@ def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_fac
         notes += misled(twin, twin * np.exp(ratio), space.objectives)
     predicted = held_out(study, cluster, partial(prediction_twin, real))
     notes += [predicted.sentence, saved(study, space, len(pool) - len(set(index.tolist())))]
-    result = assemble(study, cluster, reference, simulated=False, extra=notes + sentences,
+    result = assemble(study, cluster, reference, simulated=False, extra=list(dict.fromkeys(notes + sentences)),
                       probabilities=probabilities, heldout=predicted.table)
     return finish(result, folder)
 

@@ -13,6 +13,7 @@ import pytest
 from spoc_lib.config import Engine, load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.search import acquire, avoid, helptext, noise, pareto, recalibrate, simplify
+from spoc_lib.search.real import AGAIN_SALT, twice_if_invalid
 from spoc_lib.search.recalibrate import Correction
 from spoc_lib.search.repeats import Repeats
 from spoc_lib.search.screened import Screened, ScreenedPlan, measured, noise_findings
@@ -68,6 +69,22 @@ def test_a_constant_error_of_the_twin_is_learned_from_few_launches():
     found = recalibrate.fit(ranks[:4], ratio, ranks, noise_sd=0.03)
     assert np.abs(found.mean - ratio[0]).max() < 0.1
     assert found.sd.max() < 0.4 < recalibrate.fit(ranks[:0], ratio[:0], ranks, 0.03).sd.min()
+
+
+def test_a_rung_that_says_nothing_is_played_again_on_the_same_launch():
+    played, drained = [], []
+
+    def play(verdicts: list[str]):
+        def one(salt: int):
+            played.append(salt)
+            return {"verdict": verdicts[len(played) - 1]}, [], None
+
+        played.clear()
+        return twice_if_invalid(one, lambda: drained.append(1) or True)[0]["verdict"]
+
+    assert play(["met"]) == "met" and played == [0] and not drained
+    assert play(["invalid", "missed"]) == "missed" and played == [0, AGAIN_SALT] and drained
+    assert play(["invalid", "invalid"]) == "invalid" and len(played) == 2
 
 
 def test_misled_twins_are_told():
