@@ -10,6 +10,7 @@ import gc
 import resource
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -178,11 +179,11 @@ class Client:
 
     def _report(self) -> None:
         while not self._ended.wait(FLUSH_S):
-            tables = self._flush()
-            self.boss.progress(self.rung.state(), tables)
+            self._flush(self.boss.progress)
 
-    def _flush(self) -> dict[str, pa.Table]:
-        """Sample the client's own state and put the last second on disk, in another thread; returns its tables."""
+    def _flush(self, tell: Callable[[dict[str, Any], dict[str, pa.Table]], None] | None = None) -> dict[str, pa.Table]:
+        """Sample the client's own state and put the last second on disk, in another thread; returns its tables. The
+        boss is told at once: a slow disk must not keep from a master what happened."""
         WallOffset.refresh()
         lags, self._lags = sorted(self._lags) or [0.0], []
         use = resource.getrusage(resource.RUSAGE_SELF)
@@ -196,7 +197,10 @@ class Client:
             "client_loop_lag_p99_s": lags[int(len(lags) * 0.99)], "client_loop_lag_max_s": lags[-1],
         })
         tables = books.take()
-        self._disk.spawn(books.write, tables).get()
+        writing = self._disk.spawn(books.write, tables)
+        if tell is not None:
+            tell(rung.state(), tables)
+        writing.get()
         return tables
 
 

@@ -54,18 +54,19 @@ class Share:
         self._due: list[dict[str, Any]] = []
 
     def take(self, data: dict[str, Any]) -> None:
-        """A message with rows came; the disk must not keep the master from hearing the others."""
+        """A message came. What was planned is on record at once; tables wait for `write`, for syncing them to the disk
+        must not keep the master from hearing the others."""
+        with open(self.folder / PLANNED, "ab") as file:
+            file.writelines(orjson.dumps(moved(row, self.clock.offset_s)) + b"\n" for row in data["planned"])
         self.state = data.get("state", self.state)
-        self._due.append(data)
+        if "tables" in data:
+            self._due.append(data)
         self.ended = self.ended or "report" in data
 
     def write(self) -> None:
-        """Put what has come on disk, on our clock; in another thread, one call at a time."""
+        """Put the tables that have come on disk, on our clock; in another thread, one call at a time."""
         due, self._due = self._due, []
-        with open(self.folder / PLANNED, "ab") as file:
-            file.writelines(orjson.dumps(moved(row, self.clock.offset_s)) + b"\n"
-                            for data in due for row in data["planned"])
-        tables = [unpacked(data["tables"], self.clock.offset_s) for data in due if "tables" in data]
+        tables = [unpacked(data["tables"], self.clock.offset_s) for data in due]
         for name, writer in self._writers.items():
             parts = [table[name] for table in tables if name in table]
             if parts:
