@@ -49,6 +49,12 @@ def test_audit(spoc, tmp_path):
     assert "In-flight share" in out.stdout and json.loads((tmp_path / "audit.json").read_text())["passed"]
 
 
+def test_audit_of_a_single_turn(spoc):
+    out = spoc("audit", "tiny", "--users", 1, "--turns", 1)
+    assert out.returncode in (0, 1) and "Traceback" not in out.stderr
+    assert "in flight" in out.stdout
+
+
 def broken(tmp_path, change):
     document = load_personas("tiny").model_dump(mode="json")
     change(document)

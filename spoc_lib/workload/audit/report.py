@@ -69,8 +69,8 @@ class Audit:
                         "Every user begins with a new conversation (cold start).")
         said.append(f"{self.ideal_hit_ratio:.1%} of the prompt tokens were seen before; an infinite prefix cache would "
                     f"serve them.")
-        if len(in_use):
-            row = in_use.iloc[0]
+        row = in_use.iloc[0] if len(in_use) else None
+        if row is not None and not np.isnan(row.users_per_request):
             said.append(f"With think times capped at {row.gap_cap_s:g} s one request in flight stands for "
                         f"{row.users_per_request:.1f} users.")
         return said
@@ -122,7 +122,7 @@ def gap_caps(script: ConversationScript, users: int, turns: int, pace: Pace, cap
     """In-flight share of a user at each cap on think time, and how many users one in-flight request stands for.
 
     The same sessions at every cap: think times are drawn once and cut off. Columns gap_cap_s, in_flight_ratio,
-    users_per_request, mean_think_s, in_use (the cap of this script).
+    users_per_request, mean_think_s, in_use (the cap of this script); NaN where no think time was played whole.
     """
     free = getattr(script, "with_gap_cap", None)
     whole = free(1e9) if free else script
@@ -137,7 +137,7 @@ def gap_caps(script: ConversationScript, users: int, turns: int, pace: Pace, cap
     think_s = np.asarray(gaps)
     for cap in sorted({*map(float, caps_s), *([float(in_use)] if in_use else [])}):
         think = float(np.minimum(think_s, cap).sum())
-        ratio = service / (service + think)
+        ratio = service / (service + think) if service else float("nan")
         rows.append((cap, ratio, 1 / ratio, think / max(1, len(gaps)), cap == in_use))
     return pd.DataFrame(rows, columns=["gap_cap_s", "in_flight_ratio", "users_per_request", "mean_think_s", "in_use"])
 
