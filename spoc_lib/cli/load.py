@@ -161,8 +161,13 @@ def selfcheck_command(
 
 def _plan(given: dict[str, Any]) -> Any:
     from spoc_lib.core import yamlfile
+    from spoc_lib.core.errors import InputError
     from spoc_lib.load import LoadPlan
+    from spoc_lib.load.plan import secret_given
 
+    secret = secret_given(given["base_url"], given["headers"])
+    if secret:  # said here, for what is said of other fields repeats what was given
+        raise InputError("secret-given", f"load run: {secret}")
     return yamlfile.parse(LoadPlan, given, "load run")
 
 

@@ -84,16 +84,17 @@ class LoadPlan(Strict):
     def _http(cls, value: str) -> str:
         if not value.startswith(("http://", "https://")):
             raise ValueError("must start with http:// or https://, for example http://127.0.0.1:8000")
-        if "@" in value.split("//", 1)[1].split("/", 1)[0]:
-            raise ValueError("must not hold a user or password: credentials come from an environment variable, named in"
-                             " 'api_key_env'")
+        secret = secret_given(value, {})
+        if secret:
+            raise ValueError(secret)
         return value.rstrip("/")
 
     @field_validator("headers")
     @classmethod
     def _no_secret(cls, value: dict[str, str]) -> dict[str, str]:
-        if any(word in name.lower() for name in value for word in SECRET_WORDS):
-            raise ValueError("credentials come from an environment variable: name it in 'api_key_env'")
+        secret = secret_given("", value)
+        if secret:
+            raise ValueError(secret)
         return value
 
     @field_validator("master")
@@ -115,6 +116,18 @@ class LoadPlan(Strict):
     def api_url(self) -> str:
         """The base of the OpenAI API: `base_url` with `/v1` added when its path has no version."""
         return api_url(self.base_url)
+
+
+def secret_given(base_url: str, headers: dict[str, str]) -> str | None:
+    """A sentence when an address or headers hold a credential, which a plan would write to disk; it repeats none."""
+    if "@" in base_url.partition("//")[2].partition("/")[0]:
+        found = "'base_url' holds a user or password"
+    else:
+        named = [name for name in headers if any(word in name.lower() for word in SECRET_WORDS)]
+        if not named:
+            return None
+        found = f"the header {named[0]} is a credential"
+    return f"{found}: credentials come from an environment variable, named in 'api_key_env' (--api-key-env)"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
