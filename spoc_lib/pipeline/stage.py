@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -172,7 +171,6 @@ def parse_flag_text(text: str) -> dict[str, Any]:
 def begin(number: str, namespace: dict[str, Any]) -> Stage:
     """Open a stage from a notebook: check its parameters (`globals()`), open or create the run, mark it running."""
     style.activate()
-    warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, on Optuna's behalf; no bar is drawn
     parameters = from_notebook(number, namespace)
     cluster = config.load_cluster(parameters.cluster)
     profile = config.load_profile(parameters.profile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +14,9 @@ __all__ = ["StudyResult", "run_study"]
 
 def __getattr__(name: str) -> Any:  # Optuna and the engine are imported only by those who search
     if name == "run_study":
-        from spoc_lib.search.run import run_study
+        with warnings.catch_warnings():  # tqdm's word to notebooks, on Optuna's behalf; no bar is ever drawn
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            from spoc_lib.search.run import run_study
 
         return run_study
     if name == "StudyResult":
