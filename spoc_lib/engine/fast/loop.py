@@ -1,5 +1,7 @@
 """The closed loop on the fast state: arrivals, steps, replies, until Python has something to prepare.
 
+What runs every step is inlined: a call with nine arrays costs as much as a step of three tokens.
+
 One compiled entry point, cached on disk. Its cache key holds a digest of all compiled sources, because numba by
 itself notices no change in a function that is called from another file.
 """
@@ -21,7 +23,7 @@ from spoc_lib.engine.steptime.compiled import step_seconds
 OVER, PREPARE, GROW = range(3)
 
 
-@njit
+@njit(inline="always")
 def planned_seconds(batch, table):
     """Duration of a planned step by the step-time model; 0 for a step without tokens."""
     tokens = int(batch[0])
@@ -90,7 +92,7 @@ def arrive(s, requests, queues, clock, request_log, user, now):
     return True
 
 
-@njit
+@njit(inline="always")
 def must_grow(s, pieces, entries, request_log, token_log, step_log):
     """Whether the arrays might not hold what one step adds."""
     return (s[S_PIECES] + s[K_MARGIN] > len(pieces) or s[S_ENTRIES] + s[K_MARGIN] > len(entries)

@@ -13,7 +13,7 @@ from spoc_lib.engine.fast.queues import add_prefill, drop_finished, push_waiting
 from spoc_lib.engine.fast.state import *
 
 
-@njit
+@njit(inline="always")
 def plan(s, pieces, chains, entries, requests, work, queues, sums, request_log, b):
     """Plan a step into buffer `b`; returns its tokens."""
     batch = sums[b]
@@ -33,7 +33,7 @@ def plan(s, pieces, chains, entries, requests, work, queues, sums, request_log, 
     return int(batch[0])
 
 
-@njit
+@njit(inline="always")
 def plan_running(s, pieces, chains, entries, requests, work, queues, sums, b, threshold):
     """The hot loop. Most requests decode one token, with no block that begins, slides out or becomes full."""
     q, batch, to = requests, sums[b], V_PLAN + 3 * b
@@ -124,7 +124,7 @@ def preempt(s, pieces, chains, entries, requests, work, queues, r):
     push_waiting_head(s, queues, r)
 
 
-@njit
+@njit(inline="always")
 def apply(s, pieces, chains, entries, requests, work, queues, sums, clock, request_log, token_log, b, step):
     """Apply the output of planned step `b`, row `step` of the log, which ends now."""
     q, to = requests, V_PLAN + 3 * b
