@@ -171,11 +171,11 @@ def test_two_runs_in_one_outputs_folder(place):
     litter = set(Path("notebooks").glob("kernel*")) if Path("notebooks").is_dir() else set()
     first = place.start("run", "small.yaml", "--profile", "tiny.yaml", "--run-id", "a", "--only", "01")
     second = place.start("run", "small.yaml", "--profile", "tiny.yaml", "--run-id", "b", "--only", "01")
-    assert place.wait(lambda: place.stage("a", "01") == "running", 60)
+    assert place.wait(lambda: place.stage("a", "01") == "running", 300)
     third = place.spoc("run", "small.yaml", "--profile", "tiny.yaml", "--run-id", "a", "--only", "01", check=2)
     assert "another process is working on run 'a'" in third.stderr
     for process in (first, second):
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=800)
         assert process.returncode == 0, said
     page = (place.outputs / "index.html").read_text()
     assert ">a<" in page and ">b<" in page

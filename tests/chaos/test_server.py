@@ -84,7 +84,7 @@ def engine(place):
         process = place.start("engine", "serve", "--cluster", "engine.yaml", "--port", str(port), "--ready-file",
                               str(ready))
         started.append(process)
-        assert place.wait(ready.exists, 60)
+        assert place.wait(ready.exists, 200)
         return process, int(json.loads(ready.read_text())["base_url"].rpartition(":")[2])
 
     yield serve
@@ -107,7 +107,7 @@ def under_way(place) -> bool:
 
 def settled(place, process) -> tuple[dict, pd.DataFrame]:
     """The summary and the requests of a rung, its books closed."""
-    out, said = process.communicate(timeout=120)
+    out, said = process.communicate(timeout=400)
     assert "Traceback" not in said, said
     rung = json.loads((place.folder / "rung.json").read_text())
     requests = pd.read_parquet(place.folder / "rung" / "requests.parquet")
@@ -120,7 +120,7 @@ def settled(place, process) -> tuple[dict, pd.DataFrame]:
 def test_the_server_is_killed_under_load(place, engine):
     server, port = engine()
     process = load(place, port)
-    assert place.wait(lambda: under_way(place), 60)
+    assert place.wait(lambda: under_way(place), 200)
     assert place.listening() == {"127.0.0.1"}, "engine, its GPU page and the client: on loopback all of them"
     time.sleep(1.5)
     server.kill()
@@ -133,7 +133,7 @@ def test_the_server_is_killed_under_load(place, engine):
 def test_the_server_is_restarted_under_load(place, engine):
     server, port = engine()
     process = load(place, port, seconds=12)
-    assert place.wait(lambda: under_way(place), 60)
+    assert place.wait(lambda: under_way(place), 200)
     time.sleep(1.5)
     server.kill()
     server.communicate()
@@ -148,7 +148,7 @@ def test_the_server_is_restarted_under_load(place, engine):
 def test_the_server_hangs_for_good(place, engine):
     server, port = engine()
     process = load(place, port, "--idle-timeout", "1.5")
-    assert place.wait(lambda: under_way(place), 60)
+    assert place.wait(lambda: under_way(place), 200)
     time.sleep(1.5)
     server.send_signal(signal.SIGSTOP)
     rung, requests = settled(place, process)
@@ -161,7 +161,7 @@ def test_500_garbage_and_cut_streams_in_turn(place, engine):
     _, port = engine()
     proxy = Proxy(port)
     process = load(place, proxy.port, seconds=9)
-    assert place.wait(lambda: under_way(place), 60)
+    assert place.wait(lambda: under_way(place), 200)
     time.sleep(1)
     for mode in ("500", "garbage", "cut"):
         proxy.mode = mode
@@ -178,7 +178,7 @@ def test_500_garbage_and_cut_streams_in_turn(place, engine):
 def test_a_locust_process_is_killed(place, engine):
     _, port = engine()
     process = load(place, port, "--processes", "2")
-    assert place.wait(lambda: under_way(place), 60)
+    assert place.wait(lambda: under_way(place), 200)
     time.sleep(1.5)
     os.kill(place.find("spoc_lib.load.child"), signal.SIGKILL)
     rung, requests = settled(place, process)
@@ -208,7 +208,7 @@ def test_an_engine_killed_in_mid_sweep_fails_the_stage_with_its_cause_and_rungs_
     assert place.wait(first.exists, 120)
     time.sleep(3)
     os.kill(serving(place), signal.SIGKILL)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=400)
     assert process.returncode == 1 and "died" in said and "Traceback" not in said, said
     assert place.stage("r", "03") == "failed"
     place.no_orphans()

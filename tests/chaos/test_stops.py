@@ -94,7 +94,7 @@ def test_kill_9_of_a_batch_takes_its_runs_along_and_the_batch_goes_on(place):
     place.no_orphans(90)
     place.whole()
     process = place.start("batch", "--resume", "--run-id", "b")
-    assert place.wait(lambda: place.stage("small-b", "01") == "done", 600)
+    assert place.wait(lambda: place.stage("small-b", "02"), 600), "01 is done to its last cell, and 02 begins"
     process.send_signal(signal.SIGTERM)
     out, said = process.communicate(timeout=200)
     assert process.returncode != 0 and "Traceback" not in said, said
