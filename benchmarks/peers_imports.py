@@ -3,8 +3,8 @@
     python benchmarks/peers_imports.py [--folder .venv-peers] [--json FILE]
 
 The embedded engine counts what it was asked; the export says what it should have been asked. Requests and output tokens
-must agree exactly. Prompt tokens may differ by half a percent: a reply that comes back as text is cut into tokens anew,
-and synthetic text of another tool is only nearly as long as it was asked to be (Mooncake: two percent).
+must agree exactly. Prompt tokens may differ by half a percent, for a reply that comes back as text is cut into tokens
+anew; with Mooncake's lengths by five, for aiperf makes text of that length and the chat template comes on top.
 Environments as in `peers.py`. Nine requests each: aiperf 0.13 hands ten trace prompts or more to forked processes, and
 here these die.
 """
@@ -62,7 +62,7 @@ def by_guidellm(python: Path, url: str, model: str, tokenizer: Path, file: Path,
 
 #: (peer, export, how, what is counted to the end, tolerance of prompt tokens)
 CASES = [("aiperf", "aiperf", by_aiperf("multi-turn"), "conversations", 0.005),
-         ("aiperf", "mooncake", by_aiperf("mooncake-trace"), "requests", 0.02),
+         ("aiperf", "mooncake", by_aiperf("mooncake-trace"), "requests", 0.05),
          ("guidellm", "guidellm", by_guidellm, "requests", 0.005)]
 
 
