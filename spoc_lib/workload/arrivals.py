@@ -19,7 +19,6 @@ from spoc_lib.workload.identity import Uniforms
 from spoc_lib.workload.script import NEVER_S, ConversationScript, Segment, Turn, UserScript
 from spoc_lib.workload.traces.imported import ImportedScript
 
-
 #: More conversations than any run plays; beyond it a rate or a duration was mistyped.
 MOST_ARRIVALS = 1e7
 
@@ -38,8 +37,8 @@ def arrival_times(rate_per_s: float, duration_s: float, seed: int, *, kind: Lite
     if not rate_per_s > 0 or not duration_s > 0:
         raise InputError("bad-arrivals", f"rate_per_s ({rate_per_s:g}) and duration_s ({duration_s:g}) must be above 0")
     if rate_per_s * duration_s > MOST_ARRIVALS:
-        raise InputError("bad-arrivals", f"rate_per_s times duration_s is {rate_per_s * duration_s:g} arrivals: at most "
-                         f"{MOST_ARRIVALS:g} can be played")
+        raise InputError("bad-arrivals", f"rate_per_s times duration_s is {rate_per_s * duration_s:g} arrivals: at "
+                         f"most {MOST_ARRIVALS:g} can be played")
     if kind not in ("poisson", "gamma"):
         raise InputError("bad-arrivals", f"kind of arrivals must be 'poisson' or 'gamma', not '{kind}'")
     if not cv > 0:

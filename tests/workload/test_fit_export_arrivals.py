@@ -199,7 +199,8 @@ def test_replay_by_timestamp(tmp_path):
     assert script.user(4).next(0).think_time_s >= 1e9
 
 
-@pytest.mark.parametrize("fields", [{"rate_per_s": 0}, {"rate_per_s": 1e9}, {"kind": "bursty"}, {"cv": 0, "kind": "gamma"}])
+@pytest.mark.parametrize("fields", [{"rate_per_s": 0}, {"rate_per_s": 1e9}, {"kind": "bursty"},
+                                    {"cv": 0, "kind": "gamma"}])
 def test_bad_arrivals(fields):
     with pytest.raises(InputError):
         open_script(build_script("tiny", 1), **{"rate_per_s": 1.0, "duration_s": 5.0, **fields})

@@ -79,13 +79,13 @@ class StepTimeModel:
 
     def components(self, batch: Batch) -> dict[str, float]:
         """GPU seconds by kernel category, plus `idle` (launch gaps and host); the sum equals `seconds`."""
-        one = Batch(*(np.array([value]) for value in batch))
+        one = Batch._make(np.array([value]) for value in batch)
         return {name: float(values[0]) for name, values in self.components_of(one).items()}
 
     def components_of(self, batches: Batch) -> dict[str, np.ndarray]:
         """`components` of many steps at once: each field of `batches` is an array (steps,), and so is each value."""
         tokens, c = np.asarray(batches.tokens, dtype=float), self.coefficients
-        seconds = {name: np.zeros(len(tokens)) for name in (*CATEGORIES, "idle")}
+        seconds: dict[str, np.ndarray] = {name: np.zeros(len(tokens)) for name in (*CATEGORIES, "idle")}
         for part in self._kernels(tokens, np.asarray(batches.logits, dtype=float)):
             for name, value in part.items():
                 seconds[name] = seconds[name] + value
