@@ -139,8 +139,9 @@ def test_the_server_is_restarted_under_load(place, engine):
     server.communicate()
     engine(port)
     rung, requests = settled(place, process)
-    assert rung["failed"] > 0 and rung["ttft_s"]["p99"] == "inf"
+    assert rung["failed"] > 0 and rung["errors"]
     last_failure = requests.loc[requests["outcome"] == "failed", "send_s"].max()
+    assert rung["ttft_s"]["p99"] == "inf" or rung["window"]["start_s"] > last_failure, "infinite, or not in the window"
     assert (requests["outcome"].eq("completed") & requests["send_s"].gt(last_failure)).any(), "it went on afterwards"
 
 
