@@ -129,6 +129,11 @@ class Stage:
             record.into_results(folder, made)
         self.run.set_stage(self.number, state="done", finished_wall_s=time.time(), findings=findings)
 
+    def _origin(self) -> str:
+        if getattr(self.parameters, "trace", ""):
+            return "from the trace that was given; its own table says whether it was measured or simulated"
+        return "SIMULATED by the embedded engine" if self.cluster.simulated else "measured on a real engine"
+
     def _repr_html_(self) -> str:
         rows = {
             "cluster": self.cluster.title,
@@ -139,7 +144,7 @@ class Stage:
                 for k, v in self.parameters.model_dump().items()
                 if v not in ("", 0, 0.0) and k not in ("cluster", "profile", "run_dir")
             ),
-            "numbers": "SIMULATED by the embedded engine" if self.cluster.simulated else "measured on a real engine",
+            "numbers": self._origin(),
         }
         cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items())
         return f'<table class="spoc-facts">{cells}</table>'
