@@ -133,9 +133,8 @@ def client_hardware() -> dict[str, Any]:
 
 
 @cache
-def git_state() -> str:
-    """Commit of the checkout, with `+changes` when the tree differs from it; 'no git' outside of one."""
-    root = Path(__file__).resolve().parent.parent.parent
+def git_state(root: Path = Path(__file__).resolve().parent.parent.parent) -> str:
+    """Commit of the checkout at `root`, with `+changes` when the tree differs from it; 'no git' outside of one."""
     try:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
         return commit + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
@@ -144,6 +143,7 @@ def git_state() -> str:
 
 
 def _git(root: Path, *words: str) -> str:
+    # Without its optional locks git writes nothing, so a run that is killed here leaves no index.lock behind.
     return subprocess.run(
-        ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
+        ["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
     ).stdout.strip()

@@ -180,6 +180,7 @@ def test_two_runs_in_one_outputs_folder(place):
     page = (place.outputs / "index.html").read_text()
     assert ">a<" in page and ">b<" in page
     one, other = (json.loads((place.outputs / run / "workload" / "audit.json").read_text()) for run in "ab")
+    assert one.pop("provenance") and other.pop("provenance"), "each names its own run"
     assert one == other
     place.whole()
     assert not set(Path(os.getcwd(), "notebooks").glob("kernel*")) - litter

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from types import SimpleNamespace
 
 import nbformat
@@ -122,3 +124,18 @@ def test_a_repeat_without_the_search_serves_with_the_flags_that_it_had_found(tmp
     assert repeat._with_flags(source, {"flags": ""})["flags"] == "max_num_seqs=64 async_scheduling=false"
     assert repeat._with_flags(source, {"flags": "block_size=32"}) == {"flags": "block_size=32"}
     assert repeat._with_flags(source, {"users": 3}) == {"users": 3}
+
+
+def test_asking_git_writes_nothing_into_the_users_repository(tmp_path):
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True,
+                       capture_output=True)
+
+    git("init")
+    (tmp_path / "file").write_text("text")
+    git("add", "file")
+    git("commit", "-m", "one")
+    os.utime(tmp_path / "file", (1, 1))  # git status would now refresh its index
+    index = (tmp_path / ".git" / "index").read_bytes()
+    assert len(provenance.git_state(tmp_path)) == 12
+    assert (tmp_path / ".git" / "index").read_bytes() == index
