@@ -9,9 +9,14 @@ import platform
 from importlib import metadata
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from spoc_lib.core.errors import InputError
+
 PROJECT = "spoc-workbench"
+#: Debian and others ship early releases of 3.11, so no locked version may need a later one.
+OLDEST = "3.11.0"
 
 
 def closure(project: str, extras: tuple[str, ...] = ("test",)) -> dict[str, str]:
@@ -27,12 +32,20 @@ def closure(project: str, extras: tuple[str, ...] = ("test",)) -> dict[str, str]
         seen.add((name, frozenset(wanted.extras)))
         distribution = metadata.distribution(name)
         if name != project:
+            _any_release(name, distribution.version, distribution.metadata.get("Requires-Python"))
             found[name] = distribution.version
         for line in distribution.requires or []:
             needed = Requirement(line)
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *wanted.extras)):
                 waiting.append(needed)
     return found
+
+
+def _any_release(name: str, version: str, python: str | None) -> None:
+    """InputError where a version wants a newer release of Python than the oldest that takes the lock."""
+    if python and not SpecifierSet(python).contains(OLDEST):
+        raise InputError("bad-lock", f"{name} {version} needs Python {python}, and the lock serves {OLDEST} too: "
+                         f"install an older {name} here, then make lock")
 
 
 def generate() -> str:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+from spoc_lib.core import lock
+from spoc_lib.core.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
@@ -26,3 +32,19 @@ def test_the_lock_agrees_with_pyproject():
     wrong = [str(one) for one in wanted
              if not one.specifier.contains(locked.get(canonicalize_name(one.name), "0"), prereleases=True)]
     assert not wrong, f"{wrong}: make lock"
+
+
+def test_the_first_release_of_python_3_11_can_install_it():
+    wrong = []
+    for name, version in (line.split("==") for line in LINES):
+        installed = next(iter(metadata.distributions(name=name)), None)
+        if installed and installed.version == version:
+            python = installed.metadata.get("Requires-Python")
+            if python and not SpecifierSet(python).contains(lock.OLDEST):
+                wrong.append(f"{name} {version} needs {python}")
+    assert not wrong
+
+
+def test_a_version_for_late_releases_only_is_refused():
+    with pytest.raises(InputError, match="needs Python >=3.11.5, and the lock serves 3.11.0 too"):
+        lock._any_release("soupsieve", "4.1.3", ">=3.11.5")
