@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -32,7 +33,7 @@ def closure(project: str, extras: tuple[str, ...] = ("test",)) -> dict[str, str]
         seen.add((name, frozenset(wanted.extras)))
         distribution = metadata.distribution(name)
         if name != project:
-            _any_release(name, distribution.version, distribution.metadata.get("Requires-Python"))
+            _any_release(name, distribution.version, distribution.metadata.json.get("requires_python"))
             found[name] = distribution.version
         for line in distribution.requires or []:
             needed = Requirement(line)
@@ -41,7 +42,7 @@ def closure(project: str, extras: tuple[str, ...] = ("test",)) -> dict[str, str]
     return found
 
 
-def _any_release(name: str, version: str, python: str | None) -> None:
+def _any_release(name: str, version: str, python: Any) -> None:
     """InputError where a version wants a newer release of Python than the oldest that takes the lock."""
     if python and not SpecifierSet(python).contains(OLDEST):
         raise InputError("bad-lock", f"{name} {version} needs Python {python}, and the lock serves {OLDEST} too: "

@@ -86,12 +86,15 @@ def load(model: type[Model], path: str | Path) -> Model:
 
 def _value(text: str, path: Path) -> object:
     """What the text means; InputError when it is too much."""
+    too_large = InputError("too-large", f"{path} is too large for a file of this kind: {MOST_BYTES // 10**6} MB and "
+                           f"{MOST_NODES:,} values at most, aliases written out")
+    if len(text) > MOST_BYTES:
+        raise too_large
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        if len(text) > MOST_BYTES or _nodes(node, {}) > MOST_NODES:
-            raise InputError("too-large", f"{path} is too large for a file of this kind: {MOST_BYTES // 10**6} MB and "
-                             f"{MOST_NODES:,} values at most, aliases written out")
+        if _nodes(node, {}) > MOST_NODES:
+            raise too_large
         return None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()

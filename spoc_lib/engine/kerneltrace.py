@@ -90,10 +90,11 @@ class _LaidOut:
 
 def _lay_out(engine: EmbeddedEngine, steps: pd.DataFrame) -> Iterator[_LaidOut]:
     fractions = {"prefill_pairs", "prefill_window_pairs"}
-    for index, row in zip(steps.index, steps.itertuples(index=False), strict=True):
+    by_category = engine.step_time.components_of(Batch._make(steps[f].to_numpy(float) for f in Batch._fields))
+    for at, (index, row) in enumerate(zip(steps.index, steps.itertuples(index=False), strict=True)):
         batch = Batch._make((float if f in fractions else int)(getattr(row, f)) for f in Batch._fields)
         begin, duration = round(row.time_s * 1e9), round(row.duration_s * 1e9)
-        seconds = engine.step_time.components(batch)
+        seconds = {name: float(values[at]) for name, values in by_category.items()}
         kernels = [k for k in step_kernels(engine.model, engine.gpu_count, batch,
                                            _full_layer_share(engine.model, engine.gpu, batch))
                    if seconds.get(k.category, 0.0) > 0]

@@ -20,7 +20,6 @@ LAG_SHARE = 0.1
 LATE_SHARE = 0.03
 #: One Python process at this share of a core has no room for lateness.
 CPU_SHARE = 0.85
-WALL_US = 1e6
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.steptime.model import StepTimeModel
 from spoc_lib.sweep.drivers import virtual_rung
 from spoc_lib.sweep.quick import QuickCapacity, quick_capacity
-from spoc_lib.sweep.record import Timing
+from spoc_lib.sweep.record import RungRecord, Timing
 from spoc_lib.workload import build_script
 from spoc_lib.workload.personas import PersonaSet
-from spoc_lib.workload.script import ConversationScript, Turn, UserScript
+from spoc_lib.workload.script import AroundScript, ConversationScript, Turn, UserScript
 
 #: Salt of the quick answers' users: the same in every answer, foreign to the sweep's.
 SALT = 2_000
@@ -84,8 +84,12 @@ def judged(cases: Sequence[Case]) -> list[QuickCapacity]:
     engine = case.engine()
     script = case.script(engine)
     timing = Timing(case.measured_s + case.warmup_s, case.warmup_s)
-    play = cache(lambda users: virtual_rung(engine, script, users, timing, case.seed))
-    return [quick_capacity(engine, script, one.cluster.slos, near=one.near, play=play) for one in cases]
+
+    def play(users: int) -> RungRecord:
+        return virtual_rung(engine, script, users, timing, case.seed)
+
+    shared = cache(play) if len(cases) > 1 else play  # a lone case plays no rung twice, and records are large
+    return [quick_capacity(engine, script, one.cluster.slos, near=one.near, play=shared) for one in cases]
 
 
 def answers(cases: Sequence[Case], workers: int | None = None) -> list[QuickCapacity | str]:
@@ -119,19 +123,19 @@ def step_model(engine: EmbeddedEngine) -> StepTimeModel:
     return engine.step_time
 
 
-class Paced:
-    """A script whose users think `scale` times as long; all else as it was (`ConversationScript`)."""
+@dataclass(frozen=True)
+class Paced(AroundScript):
+    """A script whose users think `scale` times as long; all else as it was."""
 
-    def __init__(self, script: ConversationScript, scale: float) -> None:
-        self._script, self._scale = script, scale
-        self.seed, self.salt = script.seed, script.salt
-        self.gap_cap_s = scale * getattr(script, "gap_cap_s", 60.0)
+    script: ConversationScript
+    scale: float
+
+    @property
+    def gap_cap_s(self) -> float:
+        return self.scale * super().gap_cap_s
 
     def user(self, number: int) -> UserScript:
-        return _PacedUser(self._script.user(number), self._scale)
-
-    def users(self, count: int):
-        return (self.user(number) for number in range(count))
+        return _PacedUser(self.script.user(number), self.scale)
 
 
 class _PacedUser:

@@ -4,7 +4,7 @@ budget under each value of a step-time parameter that the measurements hardly fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.sweep.cases import Case, answers, step_model
 from spoc_lib.sweep.record import RungRecord
 from spoc_lib.sweep.samples import RungSamples
-from spoc_lib.workload.script import NEVER_S, ConversationScript, Segment, Turn, UserScript
+from spoc_lib.workload.script import NEVER_S, AroundScript, ConversationScript, Segment, Turn, UserScript
 from spoc_lib.workload.template import TEMPLATE_OVERHEAD
 
 BUDGETS = (512, 1024, 2048, 4096, 8192)
@@ -33,21 +33,20 @@ def with_budget(case: Case, budget: int) -> Case:
     return case.changed(flags={**case.flags, "max_num_batched_tokens": budget, "max_num_seqs": sequences})
 
 
-class WithArrival:
-    """`script`'s first `users` users, and one more who sends a single prompt that nobody has in common with it."""
+@dataclass(frozen=True)
+class WithArrival(AroundScript):
+    """The script's first users, and one more (number `arrives`) who sends a single prompt that nobody has in common."""
 
-    def __init__(self, script: ConversationScript, users: int, at_s: float, prompt_tokens: int,
-                 output_tokens: int = 64) -> None:
-        self._script, self._number = script, users
-        self.seed, self.salt = script.seed, script.salt
-        self.gap_cap_s = getattr(script, "gap_cap_s", 60.0)
-        self._arrival = (at_s, prompt_tokens, output_tokens)
+    script: ConversationScript
+    arrives: int
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int = 64
 
     def user(self, number: int) -> UserScript:
-        return _Arrival(number, *self._arrival) if number == self._number else self._script.user(number)
-
-    def users(self, count: int):
-        return (self.user(number) for number in range(count))
+        if number != self.arrives:
+            return self.script.user(number)
+        return _Arrival(number, self.at_s, self.prompt_tokens, self.output_tokens)
 
 
 class _Arrival:

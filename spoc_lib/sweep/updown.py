@@ -12,7 +12,7 @@ same, and the turns that a user had sent until then are all it gets in the next 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,34 +25,19 @@ from spoc_lib.engine import virtual
 from spoc_lib.sweep.rung import name_of
 from spoc_lib.sweep.samples import RungSamples
 from spoc_lib.sweep.slo import LEVEL, evaluate
-from spoc_lib.workload.script import NEVER_S, ConversationScript, Turn, UserScript
+from spoc_lib.workload.script import NEVER_S, AroundScript, ConversationScript, Turn, UserScript
 
 
 @dataclass(frozen=True)
-class Staircase:
+class Staircase(AroundScript):
     """`script`'s users, of whom number k joins at `joins_s[k]` seconds and sends `turns[k]` turns (absent: no end)."""
 
     script: ConversationScript
     joins_s: Sequence[float]
     turns: Mapping[int, int] = field(default_factory=dict)
 
-    @property
-    def seed(self) -> int:
-        return self.script.seed
-
-    @property
-    def salt(self) -> int:
-        return self.script.salt
-
-    @property
-    def gap_cap_s(self) -> float:
-        return getattr(self.script, "gap_cap_s", 60.0)
-
     def user(self, number: int) -> UserScript:
         return _Guest(self.script.user(number), self.joins_s[number], self.turns.get(number))
-
-    def users(self, count: int) -> Iterator[UserScript]:
-        return (self.user(number) for number in range(count))
 
 
 class _Guest:

@@ -6,7 +6,6 @@ falls silent. The drivers need nothing new: an arrival is the think time before 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from scipy import special
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload.build import Script
 from spoc_lib.workload.identity import Uniforms
-from spoc_lib.workload.script import NEVER_S, ConversationScript, Segment, Turn, UserScript
+from spoc_lib.workload.script import NEVER_S, AroundScript, ConversationScript, Segment, Turn, UserScript
 from spoc_lib.workload.traces.imported import ImportedScript
 
 #: More conversations than any run plays; beyond it a rate or a duration was mistyped.
@@ -58,7 +57,7 @@ def arrival_times(rate_per_s: float, duration_s: float, seed: int, *, kind: Lite
 
 
 @dataclass(frozen=True)
-class OpenScript:
+class OpenScript(AroundScript):
     """A `ConversationScript` of arrivals: user n comes at `times_s[n]`, plays one conversation of `script` and ends.
 
     Ask for `len(times_s)` users; more of them are never due.
@@ -67,24 +66,9 @@ class OpenScript:
     script: ConversationScript
     times_s: tuple[float, ...]
 
-    @property
-    def seed(self) -> int:
-        return self.script.seed
-
-    @property
-    def salt(self) -> int:
-        return self.script.salt
-
-    @property
-    def gap_cap_s(self) -> float:
-        return getattr(self.script, "gap_cap_s", NEVER_S)
-
     def user(self, number: int) -> UserScript:
         at = self.times_s[number] if number < len(self.times_s) else NEVER_S
         return _Arrival(self.script.user(number), at)
-
-    def users(self, count: int) -> Iterator[UserScript]:
-        return (self.user(number) for number in range(count))
 
     def describe(self) -> dict[str, Any]:
         return {**getattr(self.script, "describe", dict)(), "arrivals": len(self.times_s)}

@@ -7,6 +7,7 @@ tokens without touching one; `corpus.Corpus.text(segment)` gives the text of a s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -95,3 +96,29 @@ class ConversationScript(Protocol):
         ...
 
     def users(self, count: int) -> Iterator[UserScript]: ...
+
+
+class AroundScript(ABC):
+    """Base of a `ConversationScript` made from another, `script`: a subclass says who `user` is."""
+
+    script: ConversationScript
+
+    @property
+    def seed(self) -> int:
+        return self.script.seed
+
+    @property
+    def salt(self) -> int:
+        return self.script.salt
+
+    @property
+    def gap_cap_s(self) -> float:
+        """Longest think time, s: the script's own; 60 where it does not say."""
+        return getattr(self.script, "gap_cap_s", 60.0)
+
+    @abstractmethod
+    def user(self, number: int) -> UserScript:
+        """User `number`, made from the script's."""
+
+    def users(self, count: int) -> Iterator[UserScript]:
+        return (self.user(number) for number in range(count))

@@ -303,6 +303,12 @@ def test_queued_tokens_limit_is_503(small):
     assert wait_for(lambda: metric(small, "vllm:num_requests_running") == 0)
 
 
+def test_prompts_that_were_let_in_together_are_not_judged_once_more(small):
+    for _ in range(2):
+        status, body = post(small, "/v1/completions", {"prompt": [[7] * 2000, [8] * 2000], "max_tokens": 1})
+        assert status == 200 and len(body["choices"]) == 2
+
+
 def test_developer_routes_need_the_flag(small, server):
     for path in ("/reset_prefix_cache", "/start_profile", "/stop_profile"):
         assert post(small, path, b"")[0] == 404

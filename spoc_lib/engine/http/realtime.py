@@ -165,7 +165,7 @@ class RealtimeEngine:
             generation = heapq.heappop(self._due)[2]
             if generation.id in self._live:
                 self.core.add_request(generation.id, generation.content, generation.reply.length,
-                                      num_prompt=generation.prompt_tokens)
+                                      num_prompt=generation.prompt_tokens, checked=True)
 
     def abort(self, generation: Generation) -> None:
         """Drop it and free its blocks at once; nothing happens when it has finished."""

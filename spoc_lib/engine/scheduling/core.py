@@ -98,13 +98,14 @@ class EngineCore:
 
     def add_request(self, request_id: str, prompt: Sequence[int] | Content, max_tokens: int, *,
                     num_prompt: int | None = None, output: OutputTokens | None = None, min_tokens: int = 0,
-                    stop_token_ids: Iterable[int] = (), stop_at: int | None = None) -> Request:
+                    stop_token_ids: Iterable[int] = (), stop_at: int | None = None,
+                    checked: bool = False) -> Request:
         """Queue a request.
 
         prompt: token ids, or a `Content` together with `num_prompt`, its length in tokens;
         max_tokens: output tokens; the context limit may end it earlier (finish_reason "length" both times);
         output: the tokens that sampling will give; stop_token_ids, or the stop_at-th token, end it with "stop" after
-        min_tokens.
+        min_tokens; checked: the caller has asked `check_admission` itself, when the request arrived.
         Raises QueueFullError (HTTP 503), ContextLengthError (HTTP 400), ValueError for a repeated id.
         """
         if request_id in self.requests:
@@ -118,7 +119,8 @@ class EngineCore:
             raise ValueError("a prompt that is no sequence of token ids needs num_prompt, its length in tokens")
         if num_prompt < 1 or max_tokens < 1:
             raise ValueError("a request needs at least one prompt token and one output token")
-        self.check_admission(num_prompt)
+        if not checked:
+            self.check_admission(num_prompt)
         request = Request(request_id, content, num_prompt, max_tokens, output, min_tokens,
                           frozenset(stop_token_ids), stop_at)
         self.requests[request_id] = request

@@ -16,10 +16,10 @@ import pandas as pd
 from spoc_lib.config import GpuSpec, ModelSpec, load_gpu, load_model
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
-from spoc_lib.engine.steptime import calibration_file, kernels
+from spoc_lib.engine.steptime import calibration_file
 from spoc_lib.engine.steptime.calibration_file import Calibration, ErrorPair, Errors, Range
 from spoc_lib.engine.steptime.fit import TOLERANCE, secant_least_squares
-from spoc_lib.engine.steptime.model import step_time_model
+from spoc_lib.engine.steptime.model import StepTimeModel, step_time_model
 from spoc_lib.engine.steptime.parameters import ROOFLINE, Parameters, scaled
 
 #: What is compared: small kernels differ by less than the names that they are sorted by.
@@ -94,23 +94,10 @@ def fit_steps(steps: pd.DataFrame, model: ModelSpec, gpu: GpuSpec, gpu_count: in
 
 def predict_steps(steps: pd.DataFrame, model: ModelSpec, gpu: GpuSpec, gpu_count: int,
                   parameters: Parameters) -> np.ndarray:
-    """(groups, steps): seconds of each group of `GROUPS` in each step; the same as `StepTimeModel.components`."""
-    shard = kernels.Shard(model, gpu, gpu_count, parameters)
-    b = {name: steps[name].to_numpy(float) for name in Batch._fields}
-    seconds: dict[str, np.ndarray] = {}
-    for part in (kernels.token_seconds(shard, b["tokens"]),
-                 kernels.logits_seconds(shard, b["logits"])):
-        for name, value in part.items():
-            seconds[name] = seconds.get(name, 0.0) + value
-    c = kernels.attention_coefficients(shard)
-    mixed = b["prefills"] > 0
-    seconds["attn"] = (c["step"] + sum(c[n] * b[n] for n in ("decodes", "decode_context", "decode_window"))
-                       + mixed * (c["mixed"] + sum(c[n] * b[n] for n in (
-                           "prefill_tokens", "prefill_pairs", "prefill_window_pairs", "prefill_context"))))
-    p = parameters
-    seconds["idle"] = 1e-6 * (p.gap_us + p.gap_request_us * (b["decodes"] + b["prefills"]) + p.gap_prefill_us * mixed)
-    nothing = np.zeros(len(steps))
-    return np.stack([sum(seconds.get(name, nothing) for name in columns) for columns in GROUPS.values()])
+    """(groups, steps): seconds of each group of `GROUPS` in each step, as the step model has them."""
+    batches = Batch._make(steps[name].to_numpy(float) for name in Batch._fields)
+    seconds = StepTimeModel(model, gpu, gpu_count, parameters).components_of(batches)
+    return np.stack([np.sum([seconds[name] for name in columns], axis=0) for columns in GROUPS.values()])
 
 
 def step_errors(steps: pd.DataFrame, model: ModelSpec, gpu: GpuSpec, gpu_count: int,
