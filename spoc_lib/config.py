@@ -317,6 +317,11 @@ def load_gpu(name_or_path: str) -> GpuSpec:
     return yamlfile.load(GpuSpec, find("gpus", name_or_path, "gpu"))
 
 
+def price_per_gpu_hour(hardware: Hardware) -> float | None:
+    """The cluster's own price, else its GPU's; None where neither file says one."""
+    return hardware.price_per_gpu_hour or load_gpu(hardware.gpu).price_per_gpu_hour
+
+
 def load_profile(name_or_path: str) -> Profile:
     """A profile by name or path."""
     return yamlfile.load(Profile, find("profiles", name_or_path, "profile"))

@@ -200,16 +200,6 @@ def _values(answer: Answer, users: int) -> dict[tuple[str, str, float], tuple[fl
     }
 
 
-def table(compared: Sequence[Compared]) -> pd.DataFrame:
-    """One row a run against the reference."""
-    return pd.DataFrame([
-        {"run": one.run, "reference": one.reference, "users": one.users, "reference users": one.reference_users,
-         "ratio": one.ratio, "low": one.low, "high": one.high, "verdict": one.verdict,
-         "changed": "; ".join(one.changed) or "nothing recorded", "besides": "; ".join(one.notes) or "nothing"}
-        for one in compared
-    ])
-
-
 def cause_table(compared: Sequence[Compared]) -> pd.DataFrame:
     """Every SLO at equally many users, both runs beside each other, with their intervals."""
     words = {1: "worse", -1: "better", 0: "not told apart"}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from spoc_lib.config import SHARES, Cluster, load_gpu
+from spoc_lib.config import SHARES, Cluster, price_per_gpu_hour
 from spoc_lib.report import style
 from spoc_lib.report.verdict import Answer, sentences, time_text, who
 
@@ -81,7 +81,7 @@ def _short_cost(answer: Answer) -> str:
 def price_per_hour(cluster: Cluster) -> float | None:
     """Of all the cluster's GPUs, in the currency of the file that states it: the cluster's own price, else the GPU's;
     None where neither says one."""
-    price = cluster.hardware.price_per_gpu_hour or load_gpu(cluster.hardware.gpu).price_per_gpu_hour
+    price = price_per_gpu_hour(cluster.hardware)
     return None if price is None else price * cluster.hardware.count
 
 

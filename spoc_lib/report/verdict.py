@@ -84,11 +84,17 @@ def distinct(answers: list[Answer]) -> list[Answer]:
 
 
 def recorded_cluster(folder: Path, state: dict[str, Any]) -> Cluster:
-    """The cluster that a run's sweep was told: the copy of its file that the run keeps, else the file of that name as
-    it is today."""
+    """The cluster that a run's sweep was told, with the SLOs of its personas: the copies of both files that the run
+    keeps, else the cluster's file as it is today."""
+    from spoc_lib.workload.personas import with_persona_slos  # it brings the workload, which an index does without
+
     sweep = state["stages"]["03"]
-    kept = folder / (sweep.get("inputs") or {}).get("cluster", "absent")
-    return load_cluster(str(kept) if kept.is_file() else sweep["parameters"]["cluster"])
+    kept = {what: folder / copy for what, copy in (sweep.get("inputs") or {}).items() if (folder / copy).is_file()}
+    cluster = load_cluster(str(kept.get("cluster", sweep["parameters"]["cluster"])))
+    if "personas" not in kept:
+        return cluster
+    judged = with_persona_slos(cluster.model_copy(update={"personas": str(kept["personas"])}))
+    return cluster.model_copy(update={"slos": judged.slos})
 
 
 def table(answers: list[Answer]) -> pd.DataFrame:

@@ -56,12 +56,16 @@ class HeldOut:
     sentence: str
 
 
-def held_out(study: SearchStudy, cluster: Cluster, twin: Callable[[Parameters | None], CalibratedTwin]) -> HeldOut:
+def held_out(study: SearchStudy, cluster: Cluster, twin: Callable[[Parameters | None], CalibratedTwin],
+             parameters: Parameters | None = None) -> HeldOut:
     """Fit the twin to trial 0 of a real study and predict its other measured launches, each engine once.
 
-    twin: makes the twin with given parameters (None: as shipped) at the users and seconds of the launches.
+    twin: makes the twin with given parameters (None: as shipped) at the users and seconds of the launches;
+    parameters: what `fit_to_defaults` has found already (None: fitted now).
     """
-    parameters, why_not = fit_to_defaults(study, cluster)
+    why_not = ""
+    if parameters is None:
+        parameters, why_not = fit_to_defaults(study, cluster)
     if parameters is None:
         return HeldOut(_empty(), why_not)
     trials = _distinct(study)

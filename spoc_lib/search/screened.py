@@ -165,7 +165,7 @@ def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_fac
     if len(index) >= 2:
         twin = np.array([pool[i].values for i in index])
         notes += misled(twin, twin * np.exp(ratio), space.objectives)
-    predicted = held_out(study, cluster, partial(prediction_twin, real))
+    predicted = held_out(study, cluster, partial(prediction_twin, real), parameters)
     notes += [predicted.sentence, saved(study, space, len(pool) - len(set(index.tolist())))]
     result = assemble(study, cluster, reference, simulated=False, extra=list(dict.fromkeys(notes + sentences)),
                       probabilities=probabilities, heldout=predicted.table)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from spoc_lib.config import Cluster, Profile, load_gpu
+from spoc_lib.config import Cluster, Profile, load_gpu, price_per_gpu_hour
 from spoc_lib.core.files import read_json, write_json
 from spoc_lib.core.schemas import METRICS, REQUESTS, RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table, read_table, write_table
@@ -250,7 +250,7 @@ class _Sweep:
             crossing, rungs, self.book.valid_slo(), flags=self.flags, simulated=simulated, passport=passport,
             saturated=found, lessons=checks, on_ladder={entry.number for entry in self.book.ladder_entries},
             cluster=dict(cluster=self.cluster.name, title=self.cluster.title, gpu=hardware.gpu, gpus=hardware.count,
-                         price_per_gpu_hour=hardware.price_per_gpu_hour, model=self.cluster.model),
+                         price_per_gpu_hour=price_per_gpu_hour(hardware), model=self.cluster.model),
             more=dict(
                 gap_cap_s=self.users.gap_cap_s, rung_s=self.timing.duration_s - self.timing.warmup_s,
                 limit_rung=limit.number if limit else None, goodput=limit.goodput if limit else None,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -74,7 +75,8 @@ class Records:
 
 
 class RungSamples:
-    """The samples of a rung for any SLO; gaps between chunks are worked out once, on first use.
+    """The samples of a rung for any SLO; whose each chunk is, and the gaps, are worked out once,
+    on first use.
 
     requests, chunks: REQUESTS and CHUNKS of the whole rung; window: (start_s, end_s) of its steady part;
     end_s: when the rung was cut off (default: the last event known).
@@ -159,7 +161,7 @@ class RungSamples:
             value = waited.copy()
             unknown = records.censored
         elif metric == "tpot":  # a censored request counts with the tokens that it did receive
-            received = self._received()
+            received = self._received
             value = np.where(received > 1, (cut - records.first_s) / np.maximum(received - 1, 1), np.nan)
             unknown = np.zeros(len(value), dtype=bool)
         else:
@@ -180,13 +182,15 @@ class RungSamples:
         owner = np.flatnonzero(kept)
         return Samples(value[owner], np.ones(len(owner)), records.user[owner], records.send_s[owner]), owner
 
+    @cached_property
     def _received(self) -> np.ndarray:
         """Output tokens a request: the server's usage, else the sum of its chunks."""
-        streamed = np.bincount(self._owner(), weights=self._chunks["tokens"].to_numpy(float),
+        streamed = np.bincount(self._owner, weights=self._chunks["tokens"].to_numpy(float),
                                minlength=len(self.records.request)) if len(self._chunks) else \
             np.zeros(len(self.records.request))
         return np.where(np.isnan(self.records.output_tokens), streamed, self.records.output_tokens)
 
+    @cached_property
     def _owner(self) -> np.ndarray:
         """Index of the request of each chunk."""
         order = np.argsort(self.records.request, kind="stable")
@@ -205,7 +209,7 @@ class RungSamples:
             records, (start_s, stop_s) = self.records, self.window
             parts, owners = [], []
             if len(self._chunks):
-                owner, time_s = self._owner(), self._chunks["time_s"].to_numpy(float)
+                owner, time_s = self._owner, self._chunks["time_s"].to_numpy(float)
                 tokens = self._chunks["tokens"].to_numpy(float)
                 order = np.argsort(owner, kind="stable")
                 if (np.diff(time_s[order]) < 0)[np.diff(owner[order]) == 0].any():
@@ -223,7 +227,7 @@ class RungSamples:
             end = records.cut_s(self.end_s)
             lost = np.flatnonzero(records.failed & (end >= start_s) & (end < stop_s))
             if lost.size:
-                missing = np.fmax(records.intended_output_tokens[lost] - self._received()[lost], 1.0)
+                missing = np.fmax(records.intended_output_tokens[lost] - self._received[lost], 1.0)
                 parts.append(Samples(np.full(lost.size, np.inf), missing, records.user[lost], end[lost]))
                 owners.append(lost)
             if not parts:
