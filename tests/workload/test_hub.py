@@ -240,3 +240,15 @@ def test_a_connection_that_breaks_later(hub, spoc):
     assert 50 < found["sessions"] < 200
     assert found["skipped"][-1]["record"] == f"acme/breaking record {found['sessions']} and all after it"
     assert "peer closed connection" in found["skipped"][-1]["reason"]
+
+
+def test_a_broken_line_spoils_no_other(hub, spoc):
+    good = json_lines(5, 100)
+    hub.files = {"acme/lines/data/train-00000.jsonl": good + b'{"messages": [{"role"\n' + b"\xff\xfe\n" + good}
+    hub.breaks = {}
+    status, out, said = spoc("acme/lines", "--json", "-")
+    assert status == 0, said
+    found = json.loads(out)
+    assert found["sessions"] == 10
+    assert [one["record"] for one in found["skipped"]] == ["acme/lines record 5", "acme/lines record 6"]
+    assert all("not valid JSON" in one["reason"] for one in found["skipped"])

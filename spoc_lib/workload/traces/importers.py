@@ -83,15 +83,21 @@ class _Reader:
 
     def hub(self, name: str) -> None:
         dataset, _, split = name.removeprefix(hub.HUB).partition(":")
-        count = 0
-        try:
-            for record in hub.records(dataset, split or "train", self._limit):
-                self._record(record, f"{dataset} record {count}")
-                count += 1
-        except InputError as error:
-            if not count:
-                raise
-            self.skipped.append((f"{dataset} record {count} and all after it", error.message))
+
+        def records() -> Iterator[tuple[str, Any]]:
+            count = 0
+            try:
+                for count, record in enumerate(hub.records(dataset, split or "train", self._limit), 1):
+                    try:
+                        yield f"{dataset} record {count - 1}", parsed(record) if isinstance(record, bytes) else record
+                    except Reject as reason:
+                        self.skipped.append((f"{dataset} record {count - 1}", str(reason)))
+            except InputError as error:
+                if not count:
+                    raise
+                self.skipped.append((f"{dataset} record {count} and all after it", error.message))
+
+        self._many(records())
 
     def _file(self, path: Path, alone: bool) -> None:
         """Read one file. An unusable one is an error when the user named it (`alone`); in a folder it is skipped."""
