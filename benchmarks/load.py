@@ -110,7 +110,8 @@ def timed(command: list[str], **options: Any) -> tuple[float, subprocess.Complet
 def own_lane(name: str, seconds: float) -> dict[str, Any]:
     """Run one of our lanes in a pinned process of its own; returns the figures and the bars that were missed."""
     lane = LANES[name]
-    with paced_server(TTFT_S, ITL_S, pinned(0)) as url, tempfile.TemporaryDirectory() as folder:
+    with (paced_server(TTFT_S, ITL_S, pinned(0), log=name != "soak") as url,  # an hour's log would be 50 million times
+          tempfile.TemporaryDirectory() as folder):
         watch = InFlight(url, seconds * 0.4, seconds * 0.8)
         command = [*pinned(1), sys.executable, __file__, "--client", name, "--url", url, "--seconds", str(seconds),
                    "--folder", folder]
@@ -142,6 +143,8 @@ def client(name: str, url: str, seconds: float, folder: Path) -> None:
     plan = LoadPlan(base_url=url, model="paced", users=lane.users, duration_s=seconds, ramp_s=answer_s,
                     stop_timeout_s=answer_s + 5, fixed=turns)
     result = run(plan, folder)
+    settle_s = time.monotonic() - float(result.requests["end_s"].max())
+    parent_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     spent_s = sum(use.ru_utime + use.ru_stime
                   for use in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
     check = asdict(judge(result, TTFT_S, ITL_S, paced_report(url)))
@@ -151,6 +154,7 @@ def client(name: str, url: str, seconds: float, folder: Path) -> None:
     growth = float(np.polyfit(memory["time_s"] - memory["time_s"].iloc[0], memory["value"], 1)[0])
     summary = result.summary
     print(orjson.dumps(plain({**check, "memory_growth_bytes_per_s": growth, "memory_bytes": memory["value"].max(),
+                             "settle_s": settle_s, "settle_peak_bytes": parent_bytes,
                              "cpu_us_per_token_whole_command": 1e6 * spent_s / result.chunks["tokens"].sum(),
                              "valid": summary["valid"],
                              "little_error_ratio": summary["little_error_ratio"],
@@ -201,6 +205,13 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def memory_line(row: dict[str, Any]) -> str:
+    """What a soak says of memory and of the end of a long rung."""
+    return (f"soak: the client holds {row['memory_bytes'] / 1e6:.0f} MB at most and grows by "
+            f"{row['memory_growth_bytes_per_s'] * 3600 / 1e6:+.0f} MB an hour (second half of the run); "
+            f"books closed {row['settle_s']:.1f} s after the last answer with {row['settle_peak_bytes'] / 1e9:.1f} GB")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lanes", default="streams,prompts30k,prompts128k")
@@ -227,6 +238,7 @@ def main() -> int:
         if arguments.json:
             write_json(arguments.json, results)
         print(table(results))
+        print("\n".join(memory_line(row) for row in results if row["lane"] == "soak"))
     missed = [f"{row['lane']}: {text}" for row in results for text in row.get("missed", [])]
     missed += [f"{row['lane']} did not run: {row['failed']}" for row in results if "failed" in row]
     print("\n".join(missed), file=sys.stderr)

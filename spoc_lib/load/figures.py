@@ -41,12 +41,14 @@ def itl_values(requests: pd.DataFrame, chunks: pd.DataFrame) -> np.ndarray:
 
 def gap_table(chunks: pd.DataFrame) -> pd.DataFrame:
     """One row a gap between two chunks of a request: request, time_s (of the later), gap_s, tokens (of the later)."""
-    ordered = chunks.sort_values(["request", "time_s"], kind="stable")
-    gaps = ordered["time_s"].to_numpy()[1:] - ordered["time_s"].to_numpy()[:-1]
-    same = ordered["request"].to_numpy()[1:] == ordered["request"].to_numpy()[:-1]
-    later = ordered.iloc[1:][same]
-    return pd.DataFrame({"request": later["request"].to_numpy(), "time_s": later["time_s"].to_numpy(),
-                         "gap_s": gaps[same], "tokens": later["tokens"].to_numpy()})
+    request, time_s, tokens = (chunks[name].to_numpy() for name in ("request", "time_s", "tokens"))
+    step = np.diff(request)
+    if ((step < 0) | (step == 0) & (np.diff(time_s) < 0)).any():  # a rung's books are in order: no second sort
+        order = np.lexsort((time_s, request))
+        request, time_s, tokens = request[order], time_s[order], tokens[order]
+    same = np.flatnonzero(request[1:] == request[:-1])
+    return pd.DataFrame({"request": request[same + 1], "time_s": time_s[same + 1],
+                         "gap_s": time_s[same + 1] - time_s[same], "tokens": tokens[same + 1]}, copy=False)
 
 
 def merged_ratio(chunks: pd.DataFrame) -> float:
