@@ -10,12 +10,13 @@ import pandas as pd
 from spoc_lib.config import SHARES
 from spoc_lib.core.schemas import SLO_VERDICTS
 from spoc_lib.core.tables import read_table
-from spoc_lib.report import comparison, style
+from spoc_lib.report import style
+from spoc_lib.report.comparison import Compared
 from spoc_lib.report.verdict import Answer, metric_value
 
 
-def capacities(answers: Sequence[Answer]) -> list[str]:
-    """What the bars show: each capacity with its interval, and which differences are real."""
+def capacities(answers: Sequence[Answer], compared: Sequence[Compared] = ()) -> list[str]:
+    """What the bars show: each capacity with its interval, and which differences are real (`compare_runs`)."""
     said = []
     for answer in answers:
         if answer.resolved and answer.interval:
@@ -25,9 +26,7 @@ def capacities(answers: Sequence[Answer]) -> list[str]:
         else:
             reason = answer.capacity.get("reason", "the rungs do not decide")
             said.append(f"{answer.cluster.name}: unresolved: {reason}.")
-    if len(answers) > 1:
-        said += [one.sentence for one in comparison.compare_runs(answers)]
-    return said
+    return said + [one.sentence for one in compared]
 
 
 def crossings(answers: Sequence[Answer]) -> list[str]:
