@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from spoc_lib.report.comparison import Compared
     from spoc_lib.report.verdict import Answer
-    from spoc_lib.sweep.drivers import RungRecord
     from spoc_lib.sweep.quick import QuickCapacity
 
 
@@ -47,9 +46,7 @@ def quick_capacity(cluster: Cluster | str, *, profile: str = "quick", seed: int 
     progress: say on stderr what is being tried.
     One sample of users, so no interval: `spoc run` gives one. InputError for a real engine, or flags that do not fit.
     """
-    from spoc_lib.sweep import quick
     from spoc_lib.sweep.cases import Case
-    from spoc_lib.sweep.drivers import Timing, virtual_rung
 
     chosen = globals()["cluster"](cluster) if isinstance(cluster, str) else cluster
     if not chosen.simulated:
@@ -58,16 +55,12 @@ def quick_capacity(cluster: Cluster | str, *, profile: str = "quick", seed: int 
     work = config.load_profile(profile)
     case = Case.of(chosen, work, dict(flags), seed=seed, near=near or chosen.search.target_users,
                    measured_s=measured_s, **({} if gap_cap_s is None else {"gap_cap_s": gap_cap_s}))
-    engine = case.engine()
-    script, timing = case.script(engine), Timing(measured_s + case.warmup_s, case.warmup_s)
 
-    def play(users: int) -> RungRecord:
+    def trying(users: int) -> None:
         if progress:
             print(f"{chosen.name}: {users} users …", file=sys.stderr, flush=True)
-        return virtual_rung(engine, script, users, timing, seed)
 
-    found = quick.quick_capacity(engine, script, chosen.slos, near=case.near, seed=seed, play=play)
-    return Capacity(chosen, dict(flags), case.gap_cap_s, measured_s, found)
+    return Capacity(chosen, dict(flags), case.gap_cap_s, measured_s, case.answer(trying))
 
 
 def _simulated() -> list[str]:
@@ -86,10 +79,12 @@ class Capacity:
 
     @property
     def users(self) -> int:
+        """The most users that met every SLO."""
         return self.found.users
 
     @property
     def missed(self) -> int | None:
+        """The fewest users that did not; None where none were found."""
         return self.found.missed
 
     @property
@@ -109,6 +104,7 @@ class Capacity:
 
     @property
     def sentence(self) -> str:
+        """The answer in words, with what it was asked under."""
         beyond = f"{self.missed} miss it" if self.missed is not None else "no limit was found"
         binding = f"; {self.binding} breaks first" if self.binding else ""
         flags = " ".join(f"{name}={value}" for name, value in self.flags.items()) or "vLLM's defaults"

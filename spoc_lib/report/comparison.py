@@ -1,10 +1,9 @@
 """Runs against a reference: is the difference in users real, what else differs, and which SLO tells why.
 
 The test is a parametric bootstrap. Every rung's margin to its SLOs is drawn anew from its interval, for both runs, and
-the monotone curves are fitted again (`sweep.fit.draw`); each draw gives a bracket of the ratio of the two capacities.
-The ratio's interval is taken over the brackets' outer ends, so it is wide rather than narrow; a difference is called
-real where it excludes 1. A latency at equally many users is told apart where the two rungs' own intervals (block
-bootstrap over time) do not overlap.
+the monotone curves are fitted again; the ratio of the two capacities gets its interval from these draws
+(`sweep.compare.ratio_interval`), and a difference is called real where it excludes 1. A latency at equally many users
+is told apart where the two rungs' own intervals (block bootstrap over time) do not overlap.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.report import likeness
 from spoc_lib.report.verdict import Answer, metric_value, who
-from spoc_lib.sweep.compare import Swept
-from spoc_lib.sweep.fit import draw, margins
+from spoc_lib.sweep.compare import Swept, ratio_interval
 
 #: Two rungs stand for "equally many users" up to this relative difference.
 NEAR = 0.1
@@ -125,7 +122,7 @@ def against(answer: Answer, reference: Answer) -> Compared:
     ratio = low = high = fewer = None
     if answer.users and reference.users:
         ratio = answer.users / reference.users
-        low, high, fewer, more = _bootstrap(mine, theirs, level)
+        low, high, fewer = ratio_interval(mine.margins, theirs.margins, level, (mine.shared_noise, theirs.shared_noise))
         low, high = min(low, ratio), max(high, ratio)
     if apart:
         verdict = "not comparable"
@@ -138,20 +135,6 @@ def against(answer: Answer, reference: Answer) -> Compared:
     return Compared(
         answer.run, reference.run, likeness.subject(answer, reference), answer.users, reference.users, ratio, low, high,
         level, fewer, verdict, apart, changed, notes, causes(answer, reference))
-
-
-def _bootstrap(mine: Swept, theirs: Swept, level: float) -> tuple[float, float, float, float]:
-    """(low, high) of the ratio at `level`, and the shares of draws in which it is surely below, surely above 1."""
-    low_a, high_a = draw(margins(mine.slo, mine.answer["level"]), shared_noise=not mine.answer["fresh_users"], seed=1)
-    low_b, high_b = draw(margins(theirs.slo, theirs.answer["level"]), shared_noise=not theirs.answer["fresh_users"],
-                         seed=2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        least = np.nan_to_num(low_a / high_b, nan=0.0)
-        most = np.nan_to_num(high_a / low_b, nan=math.inf, posinf=math.inf)
-    tail = (1 - level) / 2
-    return (float(np.quantile(least, tail, method="inverted_cdf")),
-            float(np.quantile(most, 1 - tail, method="inverted_cdf")),
-            float(np.mean(most < 1)), float(np.mean(least > 1)))
 
 
 def causes(answer: Answer, reference: Answer) -> list[Cause]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
@@ -53,6 +53,7 @@ class Case:
             gap_cap_s=profile.gap_cap_s, start=profile.start, measured_s=min(profile.rung_s, 300.0)), **changed})
 
     def changed(self, **fields: Any) -> Case:
+        """The same question with some fields changed."""
         return replace(self, **fields)
 
     def engine(self) -> EmbeddedEngine:
@@ -64,6 +65,7 @@ class Case:
         return replace(engine, step_time=model.with_parameters(model.parameters.model_copy(update=self.parameters)))
 
     def script(self, engine: EmbeddedEngine) -> ConversationScript:
+        """The users' conversations, within the engine's context."""
         from spoc_lib.workload.personas import load_personas
 
         personas = load_personas(self.personas) if isinstance(self.personas, str) else self.personas
@@ -73,12 +75,12 @@ class Case:
                               context_limit=engine.max_model_len, geometry=geometry)
         return script if self.think_scale == 1 else Paced(script, self.think_scale)
 
-    def answer(self) -> QuickCapacity:
-        """Its capacity; InputError as in `engine`."""
-        return judged([self])[0]
+    def answer(self, trying: Callable[[int], None] = lambda users: None) -> QuickCapacity:
+        """Its capacity; InputError as in `engine`. trying: is told the users of each rung before it is played."""
+        return judged([self], trying)[0]
 
 
-def judged(cases: Sequence[Case]) -> list[QuickCapacity]:
+def judged(cases: Sequence[Case], trying: Callable[[int], None] = lambda users: None) -> list[QuickCapacity]:
     """The capacity of cases that differ only in their SLOs: each rung is played once and judged by all of them."""
     case = cases[0]
     engine = case.engine()
@@ -86,10 +88,11 @@ def judged(cases: Sequence[Case]) -> list[QuickCapacity]:
     timing = Timing(case.measured_s + case.warmup_s, case.warmup_s)
 
     def play(users: int) -> RungRecord:
+        trying(users)
         return virtual_rung(engine, script, users, timing, case.seed)
 
     shared = cache(play) if len(cases) > 1 else play  # a lone case plays no rung twice, and records are large
-    return [quick_capacity(engine, script, one.cluster.slos, near=one.near, play=shared) for one in cases]
+    return [quick_capacity(engine, shared, one.cluster.slos, near=one.near) for one in cases]
 
 
 def answers(cases: Sequence[Case], workers: int | None = None) -> list[QuickCapacity | str]:

@@ -20,7 +20,7 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.core.schemas import SLO_VERDICTS
 from spoc_lib.core.tables import read_table
 from spoc_lib.sweep.capacity import read_capacity
-from spoc_lib.sweep.fit import cross, draw, margins
+from spoc_lib.sweep.fit import Margins, cross, draw, margins
 
 KEY = ["persona", "metric", "percentile"]
 
@@ -35,6 +35,7 @@ class Swept:
 
     @classmethod
     def read(cls, folder: str | Path) -> Swept:
+        """From the folder of a finished sweep."""
         folder = Path(folder)
         answer = read_capacity(folder)
         slo = read_table(folder / "slo_verdicts.parquet", SLO_VERDICTS)
@@ -42,11 +43,23 @@ class Swept:
         return cls(answer, slo[slo["rung"].isin(limits["rung"].unique())], limits)
 
     @property
+    def margins(self) -> list[Margins]:
+        """Margins to the SLA that was swept."""
+        return margins(self.slo, self.answer["level"])
+
+    @property
+    def shared_noise(self) -> bool:
+        """Whether all rungs played the same users, so that their errors are one error."""
+        return not self.answer["fresh_users"]
+
+    @property
     def gpus(self) -> int:
+        """GPUs of one replica."""
         return int(self.answer["gpus"])
 
     @property
     def price_per_hour(self) -> float | None:
+        """Of all its GPUs, in the currency of the file that states it; None without a price."""
         price = self.answer["price_per_gpu_hour"]
         return None if price is None else price * self.gpus
 
@@ -87,10 +100,10 @@ def compare(sweeps: Sequence[Swept], metric: str = "itl") -> pd.DataFrame:
 def _row(other: Swept, reference: Swept, metric: str, limit_s: float) -> dict[str, Any]:
     level = reference.answer["level"]
     mine, theirs = (margins(one.at(metric, limit_s), one.answer["level"]) for one in (other, reference))
-    one, two = (cross(found, level, shared_noise=not swept.answer["fresh_users"])
+    one, two = (cross(found, level, shared_noise=swept.shared_noise)
                 for found, swept in ((mine, other), (theirs, reference)))
     ratio = _ratio(one.users, two.users)
-    low, high = _bounds(mine, theirs, other, reference, level)
+    low, high, _ = ratio_interval(mine, theirs, level, (other.shared_noise, reference.shared_noise))
     naive = _naive(other, reference)
     dearer = _ratio(other.price_per_hour, reference.price_per_hour) \
         if other.price_per_hour and reference.price_per_hour else None
@@ -100,24 +113,29 @@ def _row(other: Swept, reference: Swept, metric: str, limit_s: float) -> dict[st
         own_limit=bool(any(math.isclose(limit_s, mark) for mark in own)),
         users=_finite(one.users), users_low=_finite(one.low), users_high=_finite(one.high),
         reference_users=_finite(two.users), reference_low=_finite(two.low), reference_high=_finite(two.high),
-        ratio=ratio, low=low, high=high,
+        ratio=ratio, low=_finite(low), high=_finite(high),
         ratio_per_gpu=None if ratio is None else ratio / naive["naive_gpus"],
         ratio_per_price=None if ratio is None or dearer is None else ratio / dearer, **naive)
 
 
-def _bounds(mine: list, theirs: list, other: Swept, reference: Swept,
-            level: float) -> tuple[float | None, float | None]:
-    """Interval of the ratio: in each replicate it lies between (low / high) and (high / low) of the two brackets."""
+def ratio_interval(mine: list[Margins], theirs: list[Margins], level: float,
+                   shared_noise: tuple[bool, bool]) -> tuple[float, float, float]:
+    """(low, high) of the ratio of the capacities at `level`, and the share of replicates in which it is surely below 1.
+
+    In each replicate the ratio lies between (low / high) and (high / low) of the two brackets; the interval is taken
+    over their outer ends, so it is wide rather than narrow. high is inf where nothing bounds it; all are NaN without
+    margins. shared_noise: of each of the two (see `fit.draw`).
+    """
     if not mine or not theirs:
-        return None, None
-    low_a, high_a = draw(mine, shared_noise=not other.answer["fresh_users"], seed=1)
-    low_b, high_b = draw(theirs, shared_noise=not reference.answer["fresh_users"], seed=2)
+        return math.nan, math.nan, math.nan
+    low_a, high_a = draw(mine, shared_noise=shared_noise[0], seed=1)
+    low_b, high_b = draw(theirs, shared_noise=shared_noise[1], seed=2)
     with np.errstate(divide="ignore", invalid="ignore"):
         least, most = np.nan_to_num(low_a / high_b, nan=0.0), high_a / low_b
     most = np.where(np.isnan(most), np.inf, most)
     tail = (1 - level) / 2
-    return (_finite(float(np.quantile(least, tail, method="inverted_cdf"))),
-            _finite(float(np.quantile(most, 1 - tail, method="inverted_cdf"))))
+    return (float(np.quantile(least, tail, method="inverted_cdf")),
+            float(np.quantile(most, 1 - tail, method="inverted_cdf")), float(np.mean(most < 1)))
 
 
 def _naive(other: Swept, reference: Swept) -> dict[str, float]:

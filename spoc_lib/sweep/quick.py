@@ -15,11 +15,10 @@ import pandas as pd
 
 from spoc_lib.config import SHARES, Slo
 from spoc_lib.core.errors import InputError
-from spoc_lib.sweep.drivers import virtual_rung
+from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.sweep.interval import weighted_percentile
-from spoc_lib.sweep.record import RungRecord, Timing
+from spoc_lib.sweep.record import RungRecord
 from spoc_lib.sweep.samples import SHARE_MARK, RungSamples
-from spoc_lib.workload.script import ConversationScript
 
 #: The bracket at which a bisection stops, relative to its upper end.
 TOLERANCE = 0.04
@@ -34,8 +33,7 @@ class QuickCapacity:
     """users: the most that met every SLO (0: not even one); missed: the fewest that did not (None: up to
     `MOST_USERS` all are met); binding: name of the SLO that was furthest beyond its limit there; rungs: one row a
     number of users tried (users, met, and the percentile of each SLO by its name, in seconds; of an SLO on a share of
-    requests: 0 where it is met, else inf); passport: the
-    engine's, `outside` being that of the rung at `users`."""
+    requests: 0 where it is met, else inf); passport: the engine's, `outside` being that of the rung at `users`."""
 
     users: int
     missed: int | None
@@ -43,27 +41,16 @@ class QuickCapacity:
     rungs: pd.DataFrame
     passport: dict[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"users": self.users, "missed": self.missed, "binding": self.binding, "passport": self.passport,
-                "rungs": self.rungs.to_dict("records")}
 
+def quick_capacity(engine: EmbeddedEngine, play: Callable[[int], RungRecord], slos: Sequence[Slo], *, near: int = 60,
+                   tolerance: float = TOLERANCE) -> QuickCapacity:
+    """The most users whose percentiles stay within all `slos` on `engine`.
 
-Judge = Callable[[RungRecord], dict[str, float]]
-
-
-def quick_capacity(engine: Any, script: ConversationScript, slos: Sequence[Slo], *, measured_s: float = 300.0,
-                   warmup_s: float = 30.0, near: int = 60, tolerance: float = TOLERANCE, seed: int = 0,
-                   play: Callable[[int], RungRecord] | None = None) -> QuickCapacity:
-    """The most users of `script` whose percentiles stay within all `slos` on `engine` (an `EmbeddedEngine`).
-
-    measured_s, warmup_s: simulated seconds of a rung (see `virtual_rung`); near: where the search begins; tolerance:
-    width of the final bracket relative to it; play: another way to get the rung of a number of users (so that answers
-    that differ only in how rungs are judged share them). InputError without SLOs.
+    play: the rung of a number of users; near: where the search begins; tolerance: width of the final bracket relative
+    to it. InputError without SLOs.
     """
     if not slos:
         raise InputError("no-slo", "a capacity needs at least one SLO to hold")
-    timing = Timing(measured_s + warmup_s, warmup_s)
-    play = play or (lambda users: virtual_rung(engine, script, users, timing, seed))
     rows: dict[int, dict] = {}
     outside: dict[int, list[str]] = {}
 
