@@ -17,8 +17,6 @@ from pathlib import Path
 
 import orjson
 
-Figures = dict[str, float]
-
 
 @dataclass(frozen=True)
 class Task:

@@ -34,6 +34,7 @@ def batch(
     """
     from spoc_lib.core.errors import InputError, SpocError
     from spoc_lib.pipeline import batch as batches
+    from spoc_lib.pipeline.execute import again
     from spoc_lib.pipeline.parameters import absolute_settings
 
     stop_gently()
@@ -50,7 +51,7 @@ def batch(
         try:
             outcomes = batches.run_batch(under_way, jobs=jobs, say=say)
         except KeyboardInterrupt:
-            say(f"interrupted; go on with: spoc batch --resume --run-id {under_way.id}")
+            say(f"interrupted; {again(under_way)}")
             raise
         lines = batches.summary(under_way, outcomes)
         compared = False

@@ -9,7 +9,7 @@ A script for another template shows in its prompt_tokens; then the template's to
 from __future__ import annotations
 
 from spoc_lib.engine.scheduling.content import Piece
-from spoc_lib.workload.script import Turn
+from spoc_lib.workload.script import SHARED_LAYERS, Turn
 
 #: Streams of the driver's own are negative; scripts use positive ones.
 TEMPLATE_STREAM = -1
@@ -19,7 +19,6 @@ _FIRST_USER = Piece(TEMPLATE_STREAM, 24, 3)       # start user message
 _PROMPT_END = Piece(TEMPLATE_STREAM, 16, 3)       # end start assistant
 _REPLY_LEAD = Piece(TEMPLATE_STREAM, 19, 1)       # message
 _FILLER_START = 64
-_SHARED = ("organisation", "repository", "directory", "files")
 
 
 def reply_stream(user: int, number: int) -> int:
@@ -44,7 +43,6 @@ class Dialogue:
         self.aligned = False
         self._requests = 0
         self._reply = (0, 0)  # (stream, tokens) of the last reply, not yet in the prompt
-        self._fillers = 0
 
     def send(self, turn: Turn) -> int:
         """Append a turn; returns the stream of its reply."""
@@ -70,9 +68,9 @@ class Dialogue:
         segments = [*turn.history, *((segment, 0) for segment in turn.append)]
         for number, (segment, reply) in enumerate(segments):
             if number == 0:
-                shared_open = segment.layer in _SHARED
+                shared_open = segment.layer in SHARED_LAYERS
                 pieces.append(_SYSTEM_LEAD if shared_open else _FIRST_USER)
-            elif shared_open and segment.layer not in _SHARED:
+            elif shared_open and segment.layer not in SHARED_LAYERS:
                 shared_open = False
                 pieces.append(_NEXT_USER)
             pieces.append(Piece(segment.stream, 0, segment.tokens))
@@ -104,7 +102,4 @@ class Dialogue:
         self.prompt_tokens = before + sum(piece.tokens for piece in self.new)
 
     def _filler(self, tokens: int) -> list[Piece]:
-        if tokens <= 0:
-            return []
-        self._fillers += 1
-        return [Piece(TEMPLATE_STREAM, _FILLER_START, tokens)]
+        return [Piece(TEMPLATE_STREAM, _FILLER_START, tokens)] if tokens > 0 else []

@@ -5,12 +5,10 @@ A client process imports this; `reuse` reads it afterwards.
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from spoc_lib.workload.script import Layer, Turn
+from spoc_lib.workload.script import SHARED_LAYERS, Turn
 
-#: As in `workload.model.geometry`, which a client process has no other use for.
-SHARED_LAYERS: tuple[str, ...] = get_args(Layer)[:4]
 HISTORY, NEW = "history", "new"
 LAYERS = (*SHARED_LAYERS, HISTORY, NEW)
 

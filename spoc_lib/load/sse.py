@@ -98,11 +98,6 @@ class EventParser:
         data, self._data = b"\n".join(self._data), []
         return data or None
 
-    @property
-    def leftover(self) -> bytes:
-        """Bytes of the line that has not ended."""
-        return self._buffer
-
 
 @dataclass(slots=True)
 class StreamReader:

@@ -55,10 +55,9 @@ class ClockEstimate:
     """Worker's clock minus ours, from echoed times; of all echoes the fastest, whose half way bounds the error."""
 
     def __init__(self) -> None:
-        self.offset_s, self.error_s, self.rounds = 0.0, float("inf"), 0
+        self.offset_s, self.error_s = 0.0, float("inf")
 
     def add(self, sent_s: float, theirs_s: float, back_s: float) -> None:
-        self.rounds += 1
         half = (back_s - sent_s) / 2
         if half < self.error_s:
             self.offset_s, self.error_s = theirs_s - (sent_s + half), half

@@ -13,9 +13,10 @@ from typing import Literal
 
 SESSION = "spoc"
 _FOLDER = "/tmp"
-#: Of the launch: what is injected into the engine; of the session: what is collected.
-_LAUNCH = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--trace-fork-before-exec=true", "--wait=primary")
-_COLLECT = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
+#: What nsys traces of the engine: kernels and ranges of every rank, graphs node by node.
+TRACED = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--trace-fork-before-exec=true")
+#: What a collection is told: nothing of the CPU, and a report in the place of an older one.
+COLLECTED = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Inside:
 
     def window(self, output: str, seconds: float) -> str:
         """Open the session, wait, close it; the report then lies in the container."""
-        start = self.run("nsys", "start", f"--session={SESSION}", *_COLLECT, f"--output={_FOLDER}/{output}")
+        start = self.run("nsys", "start", f"--session={SESSION}", *COLLECTED, f"--output={_FOLDER}/{output}")
         stop = self.run("nsys", "stop", f"--session={SESSION}")
         return f"{shlex.join(start)} && sleep {seconds:g} && {shlex.join(stop)}"
 
@@ -54,4 +55,4 @@ class Inside:
 
 def launch_command() -> list[str]:
     """What stands before the engine's command in the container."""
-    return ["nsys", "launch", f"--session-new={SESSION}", *_LAUNCH]
+    return ["nsys", "launch", f"--session-new={SESSION}", *TRACED, "--wait=primary"]

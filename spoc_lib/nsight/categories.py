@@ -22,7 +22,7 @@ CATEGORIES: tuple[str, ...] = (
     "attn", "moe_gemm", "gemm", "moe_route", "norm", "rope", "kv", "act", "sample", "other", "comm", "mem",
 )
 INDEX = {category: index for index, category in enumerate(CATEGORIES)}
-COMM, MEM = INDEX["comm"], INDEX["mem"]
+COMM = INDEX["comm"]
 
 #: How a report calls them.
 TITLES = {

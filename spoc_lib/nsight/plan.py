@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from spoc_lib.config import Cluster
-from spoc_lib.nsight.attach import Inside, launch_command
+from spoc_lib.nsight.attach import COLLECTED, TRACED, Inside, launch_command
 from spoc_lib.nsight.nsysrep import find_nsys
 from spoc_lib.servers.commands import flag_arguments, merged_flags, model_argument
 
-#: Traced by name: kernels and ranges of every rank, graphs node by node, nothing of the CPU, in the profiler's window.
-NSYS_OPTIONS = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--trace-fork-before-exec=true", "--sample=none",
-                "--cpuctxsw=none", "--capture-range=cudaProfilerApi", "--capture-range-end=stop")
+#: The engine's own profiler endpoints open and close the window.
+_WINDOW = ("--capture-range=cudaProfilerApi", "--capture-range-end=stop")
 #: fork drops the workers' ranges silently, spawn keeps them; the scopes are vLLM's own NVTX ranges.
 ENVIRONMENT = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NVTX_SCOPES_FOR_PROFILING": "1"}
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -40,10 +39,12 @@ class CapturePlan:
     notes: list[str]
 
     def to_dict(self) -> dict:
+        """For JSON."""
         return {"cluster": self.cluster, "expect_gpus": self.expect_gpus, "notes": self.notes,
                 "steps": [{"title": s.title, "command": s.command, "why": s.why} for s in self.steps]}
 
     def text(self) -> str:
+        """For people."""
         lines = [f"How to capture a kernel trace of {self.cluster} ({self.expect_gpus} GPUs)"]
         for number, step in enumerate(self.steps, start=1):
             lines += [f"{number}. {step.title}: {step.why}", *([f"     {step.command}"] if step.command else [])]
@@ -112,7 +113,7 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
 
 def nsys_command(output: str) -> list[str]:
     """The profiler's part of the command; the engine's follows it."""
-    return ["nsys", "profile", *NSYS_OPTIONS, "--force-overwrite=true", f"--output={output}"]
+    return ["nsys", "profile", *TRACED, *_WINDOW, *COLLECTED, f"--output={output}"]
 
 
 def _launched(cluster: Cluster, flags: Mapping[str, Any], inside: Inside) -> Step:

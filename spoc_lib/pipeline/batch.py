@@ -190,7 +190,7 @@ def summary(batch: Run, outcomes: list[Outcome]) -> list[str]:
         why = f" (exit {outcome.status}): {outcome.reason}" if outcome.state == "failed" else ""
         lines.append(f"{outcome.cluster}: {outcome.state} after {outcome.seconds:.0f} s{why}")
     if any(outcome.state != "done" for outcome in outcomes):
-        lines.append(f"logs: {batch.folder}/*.log; go on with: spoc batch --resume --run-id {batch.id}")
+        lines.append(f"logs: {batch.folder}/*.log; {again(batch)}")
     return lines
 
 
@@ -204,10 +204,7 @@ def report(
     opened = [Run.open(run) for run in runs]
     for run in opened:
         if run.stage_state("03")["state"] != "done":
-            raise GateError(
-                "nothing-to-report",
-                f"run '{run.id}' has no finished sweep: {again(run, str(run.state.get('cluster')))}",
-            )
+            raise GateError("nothing-to-report", f"run '{run.id}' has no finished sweep; {again(run)}")
     profile = profile or opened[0].stage_state("03")["parameters"]["profile"]
     _parameters(opened, profile, settings or {})  # refused before a folder exists
     comparison = Run.create(

@@ -71,14 +71,17 @@ def run_stages(run: Run, stages: list[str], parameters: dict[str, dict[str, Any]
         execute(run, number, checked[number].model_dump(), say)
 
 
-def again(run: Run, cluster: str) -> str:
-    """The command that goes on with a run."""
+def again(run: Run, cluster: str = "") -> str:
+    """How to go on with a run, batch or report, with the command. cluster: the name or path that the run was told, by
+    default the name that its run.json holds."""
     state = run.state
     if "batch" in state:
-        return f"spoc batch --resume --run-id {run.id}"
-    if "runs" in state:
-        return shlex.join(["spoc", "report", *state["runs"]])
-    return shlex.join(["spoc", "run", cluster, "--run-id", run.id, "--resume"])
+        command = ["spoc", "batch", "--resume", "--run-id", run.id]
+    elif "runs" in state:
+        command = ["spoc", "report", *state["runs"]]
+    else:
+        command = ["spoc", "run", cluster or state["cluster"], "--run-id", run.id, "--resume"]
+    return f"go on with: {shlex.join(command)}"
 
 
 def _finished(run: Run, number: str) -> bool:
@@ -156,7 +159,7 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
         raise GateError(
             "stage-failed",
             f"notebook {number} ({stage.title}) failed after {seconds:.0f} s: "
-            f"{reason.splitlines()[0]}; its cells are in {output}; go on with: {again(run, parameters['cluster'])}",
+            f"{reason.splitlines()[0]}; its cells are in {output}; {again(run, parameters['cluster'])}",
         )
     run.set_stage(number, seconds=seconds)
     say(f"{number} {stage.title}: {seconds:.0f} s -> {_render(run, number)}")
@@ -264,7 +267,7 @@ def run_cluster(
         try:
             run_stages(run, stages, parameters, resume=resume, say=say)
         except KeyboardInterrupt:
-            say(f"interrupted; go on with: {again(run, absolute(cluster_name))}")
+            say(f"interrupted; {again(run, absolute(cluster_name))}")
             raise
         finally:
             index.rebuild(run.folder.parent)

@@ -26,7 +26,8 @@ from spoc_lib.nsight.nsysrep import find_nsys
 from spoc_lib.nsight.plan import gpus_of
 from spoc_lib.pipeline.stage import Stage
 from spoc_lib.servers import launch
-from spoc_lib.sweep.drivers import RungRecord, Timing, http_rung
+from spoc_lib.sweep.drivers import http_rung
+from spoc_lib.sweep.record import RungRecord, Timing
 
 #: Seconds of load beyond warm-up and window: opening and closing the profiler take their time.
 MARGIN_S = 10.0

@@ -52,7 +52,8 @@ def late_sentences(stage: Stage, found: Decomposition) -> list[str]:
 def _simulated(stage: Stage) -> tuple[Path, str]:
     from spoc_lib.engine.embedded import EmbeddedEngine
     from spoc_lib.engine.kerneltrace import write_trace
-    from spoc_lib.sweep.drivers import Timing, virtual_rung
+    from spoc_lib.sweep.drivers import virtual_rung
+    from spoc_lib.sweep.record import Timing
 
     users, origin = _users(stage)
     engine = EmbeddedEngine.from_cluster(stage.cluster, stage.flags())

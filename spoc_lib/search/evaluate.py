@@ -13,7 +13,7 @@ from spoc_lib.search import pareto
 from spoc_lib.search.space import Flags
 from spoc_lib.sweep.interval import weighted_percentile
 from spoc_lib.sweep.rung import pressure
-from spoc_lib.sweep.slo import RungSamples
+from spoc_lib.sweep.samples import RungSamples
 
 #: Above this share of failed requests p95 is a failure itself: the trial has collapsed.
 ERROR_SHARE_CAP = 0.05

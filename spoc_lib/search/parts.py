@@ -24,7 +24,8 @@ from spoc_lib.search.space import FlagSpace, digest
 from spoc_lib.search.storage import storage_from_environment
 from spoc_lib.search.study import Progress, SearchStudy
 from spoc_lib.search.table import trials_table
-from spoc_lib.search.twin import ScriptFactory, TwinEvaluator, settle_s
+from spoc_lib.search.twin import TwinEvaluator, settle_s
+from spoc_lib.sweep.drivers import ScriptFactory
 
 #: Seconds before a trial is measured, as a share of the measured ones: at least, and (over HTTP) at most.
 WARMUP_SHARE, WARMUP_MOST = 0.25, 0.5
@@ -77,8 +78,7 @@ def http_evaluator(cluster: Cluster, profile: Profile, space: FlagSpace, script_
 
 def _settle_s(cluster: Cluster, space: FlagSpace, script_factory: ScriptFactory, users: int) -> float:
     """The settling time with the engine's default flags: one warm-up for all trials."""
-    engine = EmbeddedEngine.from_cluster(cluster, overrides={**space.twin_defaults(), **space.fixed,
-                                                             **space.defaults})
+    engine = EmbeddedEngine.from_cluster(cluster, space.twin_flags(space.defaults))
     return settle_s(script_factory(0), users, engine)
 
 

@@ -12,17 +12,20 @@ from typing import Any
 from spoc_lib.config import Cluster
 from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.core.files import write_json, write_text
+from spoc_lib.core.schemas import METRICS
+from spoc_lib.core.tables import write_table
 from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.space import Flags, FlagSpace
-from spoc_lib.search.twin import ScriptFactory
 from spoc_lib.servers import LaunchFailure, Server, launch
 from spoc_lib.servers.commands import required
-from spoc_lib.sweep.slo import RungSamples, goodput
+from spoc_lib.sweep.drivers import ScriptFactory, http_rung
+from spoc_lib.sweep.record import AGAIN_SALT, Timing
+from spoc_lib.sweep.rung import summarise
+from spoc_lib.sweep.samples import RungSamples
+from spoc_lib.sweep.slo import goodput
 
 VERSION_TIMEOUT_S = 120
-#: Added to the salt of a rung that is played again.
-AGAIN_SALT = 500
 #: A rung's row, its SLO rows, its samples.
 Loaded = tuple[dict[str, Any], list[dict[str, Any]], RungSamples]
 
@@ -68,11 +71,6 @@ class HttpEvaluator:
                            objectives=self.space.objectives)
 
     def _load(self, server: Server, folder: Path, repeat: int) -> Loaded:
-        from spoc_lib.core.schemas import METRICS
-        from spoc_lib.core.tables import write_table
-        from spoc_lib.sweep.drivers import Timing, http_rung
-        from spoc_lib.sweep.rung import summarise
-
         timing = Timing(self.duration_s, self.warmup_s)
         try:
             rung = http_rung(self.cluster, server, self.script_factory(repeat), self.users, timing, folder, _quiet)

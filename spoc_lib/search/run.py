@@ -21,7 +21,8 @@ from spoc_lib.search.settings import only_worker, write_settings
 from spoc_lib.search.simplify import simplify
 from spoc_lib.search.space import FlagSpace, build_space
 from spoc_lib.search.study import Progress
-from spoc_lib.search.twin import ScriptFactory, TwinEvaluator
+from spoc_lib.search.twin import TwinEvaluator
+from spoc_lib.sweep.drivers import ScriptFactory
 
 
 def run_study(cluster: Cluster, profile: Profile, script_factory: ScriptFactory, folder: Path, *, seed: int = 0,

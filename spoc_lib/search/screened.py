@@ -35,7 +35,7 @@ from spoc_lib.search.result import StudyResult
 from spoc_lib.search.space import Flags, FlagSpace, flags_key
 from spoc_lib.search.storage import storage_from_environment
 from spoc_lib.search.study import Progress, Proposal, SearchStudy, record_of
-from spoc_lib.search.twin import ScriptFactory
+from spoc_lib.sweep.drivers import ScriptFactory
 
 #: From this many launches on, the last one measures the defaults again (noise and drift) …
 DEFAULTS_AGAIN_FROM = 8

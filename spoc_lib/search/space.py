@@ -74,10 +74,12 @@ class FlagSpace:
         changed = {k: v for k, v in flags.items() if self.explicit or v != self.defaults[k]}
         return {**self.fixed, **changed}
 
-    def twin_defaults(self) -> Flags:
-        """Defaults of a real engine on this hardware that its twin must be told of (a CPU's blocks are larger)."""
-        return {} if self.explicit else {name: self.context[name] for name in EngineFlags.model_fields
-                                         if self.context.get(name) is not None}
+    def twin_flags(self, flags: Mapping[str, FlagValue]) -> Flags:
+        """What the twin is told for such a launch: a real engine's defaults on this hardware as well (a CPU's blocks
+        are larger), then the fixed flags, then `flags`."""
+        defaults = {} if self.explicit else {name: self.context[name] for name in EngineFlags.model_fields
+                                             if self.context.get(name) is not None}
+        return {**defaults, **self.fixed, **flags}
 
     def grid(self) -> Iterator[Flags]:
         """Every distinct valid point, canonical, in the order of the lists."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -21,14 +20,14 @@ from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.recorded import RecordedScript
 from spoc_lib.search.space import Flags, FlagSpace
-from spoc_lib.sweep.drivers import FreshUsers
+from spoc_lib.sweep.drivers import FreshUsers, ScriptFactory
 from spoc_lib.sweep.rung import summarise
-from spoc_lib.sweep.slo import RungSamples, goodput
+from spoc_lib.sweep.samples import RungSamples
+from spoc_lib.sweep.slo import goodput
 from spoc_lib.workload.script import ConversationScript
 
 #: Decodes share the steps that compute the first histories.
 SETTLE_MARGIN = 1.5
-ScriptFactory = Callable[[int], ConversationScript]
 
 
 @dataclass
@@ -58,8 +57,7 @@ class TwinEvaluator:
 
     def engine(self, flags: Flags) -> EmbeddedEngine:
         """The twin with `flags`; InputError when it cannot be built."""
-        return EmbeddedEngine.from_cluster(self.cluster, overrides={**self.space.twin_defaults(), **self.space.fixed,
-                                                                    **flags})
+        return EmbeddedEngine.from_cluster(self.cluster, self.space.twin_flags(flags))
 
     def evaluate(self, flags: Flags, folder: Path, repeat: int = 0) -> Measurement:
         """Measure `flags`; evidence: command, engine, requests, metrics, rung. The chunks are left out: the seed

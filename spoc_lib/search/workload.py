@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spoc_lib.config import Cluster, Profile, load_model
-from spoc_lib.search.twin import ScriptFactory
+from spoc_lib.sweep.drivers import ScriptFactory
 
 
 def script_factory(cluster: Cluster, profile: Profile, seed: int) -> ScriptFactory:

@@ -1,7 +1,7 @@
-"""Checks that speak: three beliefs about serving, each held against this sweep's own figures.
+"""Checks that speak: four beliefs about serving, each held against this sweep's own figures.
 
-*Utilisation is not the SLA*, *memory is not always the bottleneck*, *chunked prefill is the trade-off*: true
-on the cluster that taught them, so each is asked anew and the answer may be "not here".
+*Utilisation is not the SLA*, *memory is not always the bottleneck*, *chunked prefill is the trade-off*, *overload
+leaves no trace*: true on the cluster that taught them, so each is asked anew and the answer may be "not here".
 """
 
 from __future__ import annotations

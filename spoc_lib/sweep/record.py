@@ -14,6 +14,8 @@ from spoc_lib.core.schemas import METRICS, REQUESTS
 from spoc_lib.core.tables import write_table
 
 Say = Callable[[str], None]
+#: Added to a rung's salt when it is played again: other users, since the first try has warmed the cache with its own.
+AGAIN_SALT = 500
 
 
 @dataclass(frozen=True, slots=True)

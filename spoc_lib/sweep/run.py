@@ -29,7 +29,7 @@ from spoc_lib.sweep.drivers import FreshUsers, ScriptFactory, http_rung, twin_ru
 from spoc_lib.sweep.evidence import Limits
 from spoc_lib.sweep.fit import Crossing
 from spoc_lib.sweep.ladder import Ladder, Step
-from spoc_lib.sweep.record import RungRecord, Timing, long_enough
+from spoc_lib.sweep.record import AGAIN_SALT, RungRecord, Timing, long_enough
 from spoc_lib.sweep.rung import pressure
 from spoc_lib.sweep.saturation import Saturation, saturation
 from spoc_lib.sweep.slo import check_slos
@@ -39,8 +39,6 @@ from spoc_lib.telemetry.story import Story, build
 
 #: Salts of rungs that are not on the ladder.
 HTTP_SALT = 1_000
-#: Added to a rung's salt when it is played again for longer.
-AGAIN_SALT = 500
 #: Share of a real rung's seconds that pass before it is measured.
 HTTP_WARMUP = 0.25
 

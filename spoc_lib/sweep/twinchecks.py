@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Any
 
 import pandas as pd
@@ -43,15 +44,12 @@ class TwinChecks:
     def lessons(self, limit: Entry, crossing: Crossing, up_down: pd.DataFrame) -> list[lessons.Lesson]:
         """The lessons, asked at the limit's users and script with one flag changed."""
         flags = EmbeddedEngine.from_cluster(self.cluster, self.flags).flags
-        budget, rungs = flags.max_num_batched_tokens, self.book.rungs()
-        asked: list[dict[str, Any]] = [{"enable_prefix_caching": False}] if flags.enable_prefix_caching else []
-        asked += [{"max_num_batched_tokens": other} for other in (max(budget // 4, flags.max_num_seqs), budget * 2)
-                  if other != budget]
-        rows = {str(changed): self._variant(number, limit, changed) for number, changed in enumerate(asked)}
-        budgets = [(budget, limit.row)] + [
-            (changed["max_num_batched_tokens"], row) for changed in asked
-            if "max_num_batched_tokens" in changed and (row := rows[str(changed)]) is not None]
-        uncached = rows.get(str({"enable_prefix_caching": False}))
+        budget, rungs, number = flags.max_num_batched_tokens, self.book.rungs(), count(VARIANTS)
+        uncached = self._variant(next(number), limit, {"enable_prefix_caching": False}) \
+            if flags.enable_prefix_caching else None
+        others = [other for other in (max(budget // 4, flags.max_num_seqs), budget * 2) if other != budget]
+        asked = [(other, self._variant(next(number), limit, {"max_num_batched_tokens": other})) for other in others]
+        budgets = [(budget, limit.row), *((other, row) for other, row in asked if row is not None)]
         return [lessons.utilisation_is_not_the_sla(rungs, crossing.users),
                 lessons.memory_is_not_always_the_bottleneck(limit.row, uncached, rungs, crossing.users),
                 lessons.chunked_prefill_is_the_trade_off(budgets),
@@ -68,7 +66,7 @@ class TwinChecks:
         self.say(f"what if {changed} at {users} users")
         key = dict(users=users, driver="virtual", timing=asdict(self.timing), flags=flags, seed=self.seed,
                    cluster=self.cluster.name, engine=None)
-        return self.book.aside(VARIANTS + number, key, lambda: virtual_rung(
+        return self.book.aside(number, key, lambda: virtual_rung(
             engine, self.users.script(salt), users, self.timing, self.seed)).row
 
     @property

@@ -63,12 +63,6 @@ def parse(text: str) -> Iterator[Sample]:
         yield Sample(name, interned[label_text], value)
 
 
-def parse_types(text: str) -> dict[str, str]:
-    """{metric family: counter | gauge | histogram | summary | untyped} from the `# TYPE` comments."""
-    found = re.findall(rf"^# TYPE ({_NAME}) (\w+)\s*$", text, flags=re.MULTILINE)
-    return dict(found)
-
-
 def _labels(text: str, number: int) -> dict[str, str]:
     labels: dict[str, str] = {}
     position = 0

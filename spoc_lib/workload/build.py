@@ -151,14 +151,14 @@ class _Shares:
 class User:
     """The turns of one user, without end (`script.UserScript`).
 
-    Counters, for the audit and the drivers: conversations, context_limit_hits, compactions, pullbacks, rewrites.
+    context_limit_hits: how often a turn would have passed the context limit; compactions: how often the history was
+    compacted for it.
     """
 
     def __init__(self, script: Script, ground: Ground, spec: _Spec, number: int) -> None:
         persona = spec.persona
         self.persona, self.user = persona.name, number
-        self.conversations = self.context_limit_hits = 0
-        self.compactions = self.pullbacks = self.rewrites = 0
+        self.context_limit_hits = self.compactions = 0
         self._script, self._ground, self._spec = script, ground, spec
         self._limit = script.limit(persona)
         self._depth = ground.depth(number, persona.depth.weights if persona.depth else None)
@@ -184,10 +184,8 @@ class User:
             self.compactions += 1
             return self._restart(turn, min(plan.compact_tokens[turn], self._limit - output), self._kind(turn))
         if plan.pullback[turn]:
-            self.pullbacks += 1
             return self._restart(turn, min(plan.compact_tokens[turn], prompt), self._kind(turn))
         if plan.rewrite[turn]:
-            self.rewrites += 1
             return self._restart(turn, prompt - self._script.overhead.tokens(self._messages)
                                  + self._script.overhead.tokens(0), self._kind(turn))
         self._turn += 1
@@ -209,7 +207,6 @@ class User:
 
     def _new_conversation(self) -> Turn:
         self._conversation += 1
-        self.conversations += 1
         self._plan = self._new_plan(self._conversation)
         return self._restart(0, self._plan.start_tokens, "start")
 
@@ -236,7 +233,7 @@ class User:
         script = self._script
         self._plan, standing, left_s = _found(self._spec, script.seed, self.user, self._limit, script.gap_cap_s,
                                               script.scale)
-        self._conversation, self.conversations = 0, 1
+        self._conversation = 0
         return self._resume(standing, left_s)
 
     def _resume(self, standing: plans.Standing, left_s: float) -> Turn:

@@ -6,8 +6,7 @@ from typing import Literal
 
 from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.identity import mix
-from spoc_lib.workload.model.geometry import SHARED_LAYERS
-from spoc_lib.workload.script import Segment, Turn
+from spoc_lib.workload.script import SHARED_LAYERS, Segment, Turn
 from spoc_lib.workload.template import TEMPLATE_OVERHEAD
 
 __all__ = ["TEMPLATE_OVERHEAD", "Conversation"]

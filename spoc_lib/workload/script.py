@@ -10,11 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 Layer = Literal["organisation", "repository", "directory", "files", "session", "turn"]
+LAYERS: tuple[Layer, ...] = get_args(Layer)
+#: The levels that several users can share, from the root down.
+SHARED_LAYERS = LAYERS[:4]
 Kind = Literal["start", "agent", "human"]
-
 
 #: Think time of a turn that is never due: the user is done (open arrivals, replay by timestamp).
 NEVER_S = 1e9

@@ -90,5 +90,5 @@ def test_the_summary_names_each_cause_and_the_way_on():
     failed = Outcome("c", "c-b", "failed", 1, "spoc: why", 2.0)
     lines = summary(made, [Outcome("a", "a-b", "done", 0, "", 61.0), failed])
     assert lines[:2] == ["a: done after 61 s", "c: failed after 2 s (exit 1): spoc: why"]
-    assert "spoc batch --resume --run-id b" in lines[2]
+    assert lines[2].endswith("; go on with: spoc batch --resume --run-id b")
     assert len(summary(made, [Outcome("a", "a-b", "done", 0, "", 61.0)])) == 1

@@ -146,7 +146,8 @@ def kernels(tmp_path_factory):
     from spoc_lib.config import load_cluster
     from spoc_lib.engine.embedded import EmbeddedEngine
     from spoc_lib.engine.kerneltrace import write_trace
-    from spoc_lib.sweep.drivers import Timing, virtual_rung
+    from spoc_lib.sweep.drivers import virtual_rung
+    from spoc_lib.sweep.record import Timing
     from spoc_lib.workload import build_script
 
     engine = EmbeddedEngine.from_cluster(load_cluster("sim-2xh200"), {})

@@ -13,11 +13,12 @@ import pytest
 from spoc_lib.config import Engine, load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.search import acquire, avoid, helptext, noise, pareto, recalibrate, simplify
-from spoc_lib.search.real import AGAIN_SALT, twice_if_invalid
+from spoc_lib.search.real import twice_if_invalid
 from spoc_lib.search.recalibrate import Correction
 from spoc_lib.search.repeats import Repeats
 from spoc_lib.search.screened import Screened, ScreenedPlan, measured, noise_findings
 from spoc_lib.search.space import build_space, flags_key
+from spoc_lib.sweep.record import AGAIN_SALT
 
 spec = importlib.util.spec_from_file_location("analytic_models", Path(__file__).parent / "analytic.py")
 analytic = importlib.util.module_from_spec(spec)

@@ -62,8 +62,9 @@ def test_forbidden_flags_are_not_searched():
 
 
 def test_a_twin_of_real_hardware_has_its_defaults():
-    assert build_space(load_cluster("vllm-cpu")).twin_defaults()["block_size"] == 128
-    assert build_space(load_cluster("sim-4xh100")).twin_defaults() == {}
+    assert build_space(load_cluster("vllm-cpu")).twin_flags({})["block_size"] == 128
+    simulated = build_space(load_cluster("sim-4xh100"))
+    assert simulated.twin_flags({"max_num_seqs": 8}) == {**simulated.fixed, "max_num_seqs": 8}
 
 
 def test_log_ranges_walk_in_round_values():

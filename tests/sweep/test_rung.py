@@ -15,7 +15,8 @@ from spoc_lib.core.tables import as_table
 from spoc_lib.core.yamlfile import parse
 from spoc_lib.sweep.fit import cross, margins
 from spoc_lib.sweep.rung import summarise
-from spoc_lib.sweep.slo import RungSamples, check_slos, goodput
+from spoc_lib.sweep.samples import RungSamples
+from spoc_lib.sweep.slo import check_slos, goodput
 
 TTFT = Slo(metric="ttft", percentile=95, limit_s=5.0)
 ITL = Slo(metric="itl", percentile=95, limit_s=0.05)

@@ -11,8 +11,8 @@ import pytest
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload import build_script, load_personas
 from spoc_lib.workload.arrivals import arrival_times
-from spoc_lib.workload.model.geometry import LAYERS
 from spoc_lib.workload.playback import play
+from spoc_lib.workload.script import SHARED_LAYERS
 from spoc_lib.workload.template import overhead_tokens
 
 
@@ -84,7 +84,7 @@ def test_prompts_are_consistent_and_within_limits(personas, limit, start):
         assert turn.output_tokens >= 1 and all(s.tokens >= 1 for s in turn.append)
         assert turn.prompt_tokens + turn.output_tokens <= limit
         assert 0 <= turn.think_time_s <= 60
-        shared = sum(s.layer in LAYERS[:4] for s in turn.append) + sum(s.layer in LAYERS[:4] for s, _ in turn.history)
+        shared = sum(s.layer in SHARED_LAYERS for s in [*turn.append, *(s for s, _ in turn.history)])
         if turn.starts:
             history[turn.user] = sum(s.tokens + reply for s, reply in turn.history)
             messages[turn.user] = (shared > 0) + 1 + 2 * sum(reply > 0 for _, reply in turn.history)
@@ -139,7 +139,7 @@ def test_users_share_the_root_first_and_private_text_never():
     assert len({o[0].stream for o in openings}) == 1
     private = [s.stream for o in openings for s in o if s.layer in ("session", "turn")]
     assert len(private) == len(set(private))
-    depths = {sum(s.layer in LAYERS[:4] for s in o) for o in openings}
+    depths = {sum(s.layer in SHARED_LAYERS for s in o) for o in openings}
     assert depths == {1, 2, 3, 4}
 
 
@@ -148,7 +148,7 @@ def test_block_alignment_on_purpose():
     for turn in (user.next(0) for user in build_script("spoc", 1, start="cold", geometry=geometry).users(40)):
         shared = 3
         for segment in turn.append:
-            if segment.layer in LAYERS[:4]:
+            if segment.layer in SHARED_LAYERS:
                 shared += segment.tokens
                 assert shared % 16 == 0
 

@@ -13,10 +13,9 @@ from spoc_lib.workload.audit.sharing import common_prefix_tokens
 from spoc_lib.workload.build import Script
 from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.messages import Conversation
-from spoc_lib.workload.model.geometry import LAYERS
 from spoc_lib.workload.model.persona import PersonaSet
 from spoc_lib.workload.playback import Played
-from spoc_lib.workload.script import ConversationScript
+from spoc_lib.workload.script import LAYERS, ConversationScript
 
 _SIZE_TOLERANCE = 0.005
 _SHAPE_TOLERANCE = 0.06

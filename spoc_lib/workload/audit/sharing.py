@@ -17,9 +17,8 @@ import pandas as pd
 from numba import njit
 
 from spoc_lib.workload.identity import mix
-from spoc_lib.workload.model.geometry import SHARED_LAYERS
 from spoc_lib.workload.playback import Played
-from spoc_lib.workload.script import Segment, Turn
+from spoc_lib.workload.script import SHARED_LAYERS, Segment, Turn
 from spoc_lib.workload.template import MESSAGE_TOKENS
 
 REPLY = "reply"

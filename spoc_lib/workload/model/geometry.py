@@ -8,7 +8,7 @@ down to its own depth; the rest of its first prompt is its own (`session`).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, get_args
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -16,12 +16,10 @@ from pydantic import Field, model_validator
 from spoc_lib.core.yamlfile import Strict
 from spoc_lib.workload.identity import mix, uniform
 from spoc_lib.workload.model.distributions import Distribution
-from spoc_lib.workload.script import Layer, Segment
+from spoc_lib.workload.script import SHARED_LAYERS, Segment
 from spoc_lib.workload.template import MESSAGE_LEAD_TOKENS
 
 Share = Annotated[float, Field(ge=0, le=1)]
-LAYERS: tuple[Layer, ...] = get_args(Layer)
-SHARED_LAYERS = LAYERS[:4]
 
 
 class Level(Strict):

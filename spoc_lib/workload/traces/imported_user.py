@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from spoc_lib.workload.identity import mix
-from spoc_lib.workload.model.geometry import SHARED_LAYERS
 from spoc_lib.workload.model.plan import MIN_APPEND_TOKENS, MIN_SESSION_TOKENS
-from spoc_lib.workload.script import NEVER_S, Kind, Segment, Turn
+from spoc_lib.workload.script import NEVER_S, SHARED_LAYERS, Kind, Segment, Turn
 from spoc_lib.workload.template import overhead_tokens
 from spoc_lib.workload.traces.recording import Recording, appends, cut, text_segment
 from spoc_lib.workload.traces.sessions import Request
@@ -16,8 +15,7 @@ class ImportedUser:
 
     def __init__(self, script: Recording, number: int) -> None:
         self.persona, self.user = "imported", number
-        self.conversations = self.context_limit_hits = 0
-        self.compactions = self.pullbacks = self.rewrites = 0
+        self.context_limit_hits = 0
         self._script = script
         self._conversation, self._k, self._messages = -1, 0, 0
         self._session, self._copy = 0, 0
@@ -33,7 +31,6 @@ class ImportedUser:
             return self._new_conversation()
         k, request = self._k, requests[self._k]
         if not appends(requests[k - 1], request, (self._session, k - 1)):
-            self.rewrites += 1
             return self._open(k, "human" if request.human else "agent")
         segments = self._appended(k, request, history_tokens)
         prompt = history_tokens + sum(s.tokens for s in segments) + overhead_tokens(self._messages + 2)
@@ -58,7 +55,6 @@ class ImportedUser:
         if script.timing == "timestamps" and (self._conversation > 0 or self.user >= len(script.main)):
             return self._over()
         self._session, self._copy = script.choose(self.user, self._conversation)
-        self.conversations += 1
         return self._open(0, "start")
 
     def _open(self, k: int, kind: Kind) -> Turn:
@@ -89,7 +85,7 @@ class ImportedUser:
     def _found(self, session: int, k: int, left_s: float) -> Turn:
         """The first turn of a user met in mid-session, before request `k`."""
         script = self._script
-        self._conversation, self.conversations = 0, 1
+        self._conversation = 0
         self._session, self._copy = session, mix(self.user, 1) >> 20
         requests = script.sessions[session].requests
         base = script.context_of((session, k))[1]
