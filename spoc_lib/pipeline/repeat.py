@@ -134,7 +134,7 @@ def _capacity(answer: Answer) -> str:
     if answer.users is None or answer.interval is None:
         return "unresolved"
     low, high = answer.interval
-    return f"{answer.users:g} users ({low:g} to {high:g} at {answer.capacity['level']:.0%})"
+    return f"{answer.users:g} users ({low:g} to {high:g} at {answer.level:.0%})"
 
 
 def sentences(run: Run) -> list[str]:

@@ -75,6 +75,7 @@ class Compared:
 
     @property
     def regression(self) -> bool:
+        """Whether the run holds fewer users than the reference, beyond doubt."""
         return self.verdict == "fewer"
 
     @property
@@ -117,7 +118,7 @@ def compare_runs(answers: Sequence[Answer]) -> list[Compared]:
 def against(answer: Answer, reference: Answer) -> Compared:
     """`answer` against `reference`, both with a finished sweep."""
     mine, theirs = Swept.read(answer.folder / "sweep"), Swept.read(reference.folder / "sweep")
-    level = min(answer.capacity["level"], reference.capacity["level"])
+    level = min(answer.level, reference.level)
     apart = likeness.hindrances(answer, reference)
     ratio = low = high = fewer = None
     if answer.users and reference.users:
@@ -154,8 +155,7 @@ def causes(answer: Answer, reference: Answer) -> list[Cause]:
             found.append(Cause(f"{key[0]} {key[1]} p{key[2]:g}", *key, pair[0], pair[1], value, low, high, other,
                                other_low, other_high, worse))
     smaller = answer if (answer.users or 0) <= (reference.users or 0) else reference
-    binding = smaller.capacity.get("binding") or {}
-    first = (binding.get("persona"), binding.get("metric"))
+    first = (smaller.binding.get("persona"), smaller.binding.get("metric"))
     return sorted(found, key=lambda cause: ((cause.persona, cause.metric) != first, cause.name))
 
 

@@ -37,10 +37,9 @@ def limit_curve(answers: list[Answer]) -> pd.DataFrame:
     rows = []
     for answer in answers:
         swept = Swept.read(answer.folder / "sweep")
-        level = answer.capacity["level"]
         for metric, limits in swept.limits.groupby("metric"):
             for limit_s in sorted(limits["limit_s"].unique()):
-                found = cross(margins(swept.at(str(metric), float(limit_s)), level), level)
+                found = cross(margins(swept.at(str(metric), float(limit_s)), answer.level), answer.level)
                 users, low, high = (v if 0 < v < math.inf else math.nan for v in (found.users, found.low, found.high))
                 rows.append(
                     {
@@ -97,14 +96,12 @@ def at_the_limit(answers: list[Answer]) -> pd.DataFrame:
 
 
 def causes(answers: list[Answer]) -> list[str]:
-    """What saturates on each cluster, and the three lessons asked of it."""
+    """What saturates on each cluster, and the lessons asked of it."""
     said = []
     for answer in answers:
         saturated = answer.capacity.get("saturated")
         if saturated:
-            said.append(
-                f"{answer.cluster.name}: {saturated['resource'].replace('_', ' ')}: {saturated['evidence'][0]}."
-            )
+            said.append(f"{answer.cluster.name}: {answer.saturated}: {saturated['evidence'][0]}.")
         said += [f"{answer.cluster.name}: {lesson['sentence']}" for lesson in answer.capacity.get("lessons", [])]
     return said
 
@@ -192,11 +189,11 @@ def passports(answers: list[Answer]) -> pd.DataFrame:
     """What stands behind the numbers of each run: one row a fact."""
     rows = []
     for answer in answers:
-        name, passport = answer.cluster.name, answer.capacity.get("passport")
-        if not passport:
+        name = answer.cluster.name
+        if not answer.passport:
             rows.append((name, "measured", "on a real engine; no model stands between"))
             continue
-        for key, value in passport.items():
+        for key, value in answer.passport.items():
             if value not in (None, [], {}):
                 rows.append((name, key.replace("_", " "), _flat(value)))
     return pd.DataFrame(rows, columns=["cluster", "fact", "value"])
@@ -235,10 +232,9 @@ def data_table(answers: list[Answer]) -> pd.DataFrame:
     """sha256 of each file behind each run's sweep, its first 16 digits; equal hashes, equal question."""
     rows = []
     for answer in answers:
-        made = (answer.sweep or {}).get("provenance") or {}
         rows += [
             {"run": answer.run, "what": name.replace("_", " "), "sha256": digest[:16]}
-            for name, digest in (made.get("data_sha256") or {}).items()
+            for name, digest in (answer.made.get("data_sha256") or {}).items()
         ]
     return pd.DataFrame(rows, columns=["run", "what", "sha256"])
 

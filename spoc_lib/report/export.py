@@ -38,12 +38,11 @@ def csv_folder(answer: Answer, folder: Path) -> list[Path]:
             _write_csv(read_table(answer.folder / name, schema), path)
             written.append(path)
     low, high = answer.interval or (math.nan, math.nan)
-    binding = answer.capacity.get("binding") or {}
     row = {
         "run": answer.run, "cluster": answer.cluster.name, "verdict": answer.capacity["verdict"],
-        "max_users": answer.users, "low_users": low, "high_users": high, "level": answer.capacity["level"],
-        "binding": binding.get("name"), "saturated": (answer.capacity.get("saturated") or {}).get("resource"),
-        "simulated": answer.capacity["simulated"], "gap_cap_s": answer.capacity["gap_cap_s"],
+        "max_users": answer.users, "low_users": low, "high_users": high, "level": answer.level,
+        "binding": answer.binding.get("name"), "saturated": (answer.capacity.get("saturated") or {}).get("resource"),
+        "simulated": answer.simulated, "gap_cap_s": answer.capacity["gap_cap_s"],
         "flags": json.dumps(answer.capacity["flags"], sort_keys=True),
     }  # fmt: skip
     _write_csv(pd.DataFrame([row]), folder / "capacity.csv")
@@ -64,17 +63,17 @@ def _write_csv(table: pd.DataFrame, path: Path) -> None:
 def openmetrics(answer: Answer) -> str:
     """The run as OpenMetrics 1.0 text: the capacity with its interval, each valid rung's latencies and rates, each
     stage's duration. Failures are +Inf, as in the percentiles that they are part of."""
-    made = (answer.sweep or {}).get("provenance") or {}
+    made = answer.made
     run = {"run": answer.run, "cluster": answer.cluster.name}
     engine = made.get("engine") or {}
     info = {**run, "model": answer.cluster.model, "gpu": answer.cluster.hardware.gpu,
-            "gpus": answer.cluster.hardware.count, "simulated": str(answer.capacity["simulated"]).lower(),
+            "gpus": answer.cluster.hardware.count, "simulated": str(answer.simulated).lower(),
             "verdict": answer.capacity["verdict"], "engine_version": engine.get("version") or "",
             "spoc_version": made.get("spoc", ""), "git": made.get("git", ""), "seed": (made.get("seeds") or {}).get(
-                "workload", ""), "calibration": (answer.capacity.get("passport") or {}).get("calibration_id") or ""}
+                "workload", ""), "calibration": answer.calibration}
     low, high = answer.interval or (math.nan, math.nan)
     users = math.nan if answer.users is None else answer.users
-    level = {**run, "level": answer.capacity["level"]}
+    level = {**run, "level": answer.level}
     families = [
         _family("spoc_run", "info", "What was measured and with what.", [(info, 1)]),
         _family("spoc_capacity_users", "gauge", "Live users that the SLA allows.", [(run, users)]),

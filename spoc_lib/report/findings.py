@@ -22,10 +22,9 @@ def capacities(answers: Sequence[Answer], compared: Sequence[Compared] = ()) -> 
         if answer.resolved and answer.interval:
             low, high = answer.interval
             said.append(f"{answer.cluster.name}: {answer.users:g} users, between {low:g} and {high:g} at "
-                        f"{answer.capacity.get('level', 0.9):.0%}.")
+                        f"{answer.level:.0%}.")
         else:
-            reason = answer.capacity.get("reason", "the rungs do not decide")
-            said.append(f"{answer.cluster.name}: unresolved: {reason}.")
+            said.append(f"{answer.cluster.name}: unresolved: {answer.reason}.")
     return said + [one.sentence for one in compared]
 
 

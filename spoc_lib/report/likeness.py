@@ -26,12 +26,12 @@ def hindrances(answer: Answer, reference: Answer) -> list[str]:
 
 def differences(answer: Answer, reference: Answer) -> tuple[list[str], list[str]]:
     """(what is compared: engine, hardware, flags, calibration; what else differs: versions, seeds, client)."""
-    mine, theirs = _made(answer), _made(reference)
+    mine, theirs = answer.made, reference.made
     changed = _differ([
         ("engine", engine_name(answer), engine_name(reference)),
         ("hardware", _hardware(answer), _hardware(reference)),
         ("flags", _flags(answer), _flags(reference)),
-        ("calibration", _calibration(answer), _calibration(reference)),
+        ("calibration", answer.calibration or "none", reference.calibration or "none"),
     ])
     notes = _differ([
         ("workbench", mine.get("git", "?"), theirs.get("git", "?")),
@@ -55,7 +55,7 @@ def subject(answer: Answer, reference: Answer) -> str:
 
 def engine_name(answer: Answer) -> str:
     """`vLLM 0.32.0`, `the twin of vLLM 0.32.0`; empty where no version was recorded."""
-    version = (_made(answer).get("engine") or {}).get("version")
+    version = (answer.made.get("engine") or {}).get("version")
     twin = "the twin of " if answer.cluster.simulated else ""
     return f"{twin}vLLM {version}" if version else ""
 
@@ -64,18 +64,14 @@ def _differ(asked: list[tuple[str, str, str]]) -> list[str]:
     return [f"{what}: {mine or '?'} against {theirs or '?'}" for what, mine, theirs in asked if mine != theirs]
 
 
-def _made(answer: Answer) -> dict[str, Any]:
-    return (answer.sweep or {}).get("provenance") or {}
-
-
 def _profile(answer: Answer) -> dict[str, Any]:
-    return _made(answer).get("profile") or {}
+    return answer.made.get("profile") or {}
 
 
 def _personas(*answers: Answer) -> list[str]:
     """Each run's persona file by its hash, for the same name may hold other people; by name where one has no hash."""
-    digests = [(_made(one).get("data_sha256") or {}).get("personas", "")[:12] for one in answers]
-    names = [str((_made(one).get("parameters") or {}).get("personas") or one.cluster.personas) for one in answers]
+    digests = [(one.made.get("data_sha256") or {}).get("personas", "")[:12] for one in answers]
+    names = [str((one.made.get("parameters") or {}).get("personas") or one.cluster.personas) for one in answers]
     return digests if all(digests) else names
 
 
@@ -84,19 +80,15 @@ def _hardware(answer: Answer) -> str:
 
 
 def _flags(answer: Answer) -> str:
-    flags = {**answer.cluster.flags, **answer.capacity.get("flags", {})}
     parallel = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    return " ".join(f"{name}={value}" for name, value in sorted(flags.items()) if name not in parallel) or "defaults"
-
-
-def _calibration(answer: Answer) -> str:
-    return str((answer.capacity.get("passport") or {}).get("calibration_id") or "none")
+    set_ones = [f"{name}={value}" for name, value in sorted(answer.flags.items()) if name not in parallel]
+    return " ".join(set_ones) or "defaults"
 
 
 def _seed(answer: Answer) -> str:
-    return str((_made(answer).get("parameters") or {}).get("seed", "?"))
+    return str((answer.made.get("parameters") or {}).get("seed", "?"))
 
 
 def _dated(answer: Answer) -> str:
-    finished = str(_made(answer).get("finished", ""))[:16].replace("T", " ")
+    finished = str(answer.made.get("finished", ""))[:16].replace("T", " ")
     return f"{answer.run} of {finished}" if finished else answer.run

@@ -100,33 +100,29 @@ def _report(answer: Answer, row: dict[str, Any], requests: pd.DataFrame) -> dict
 
 def _engine(answer: Answer) -> dict[str, Any]:
     """The engine as llm-d's `inference_engine`; a twin calls itself one."""
-    flags = {**answer.cluster.flags, **answer.capacity.get("flags", {})}
-    made = (answer.sweep or {}).get("provenance") or {}
-    engine = made.get("engine") or {}
-    passport = answer.capacity.get("passport") or {}
+    engine = answer.made.get("engine") or {}
     parallel = {"tp": "tensor_parallel_size", "dp": "data_parallel_size", "pp": "pipeline_parallel_size"}
     return {
         "metadata": {
-            "label": answer.cluster.name, "cfg_id": _digest(flags),
-            "description": f"simulated by SPOC's twin of vLLM, calibration {passport.get('calibration_id') or 'none'}"
-            if answer.capacity["simulated"] else answer.cluster.title,
+            "label": answer.cluster.name, "cfg_id": _digest(answer.flags),
+            "description": f"simulated by SPOC's twin of vLLM, calibration {answer.calibration or 'none'}"
+            if answer.simulated else answer.cluster.title,
         },
         "standardized": {
             "kind": "inference_engine",
-            "tool": "spoc-twin-of-vllm" if answer.capacity["simulated"] else "vllm",
+            "tool": "spoc-twin-of-vllm" if answer.simulated else "vllm",
             "tool_version": str(engine.get("version") or "not recorded"),
             "role": "replica", "replicas": 1, "model": {"name": answer.cluster.model},
             "accelerator": {
                 "model": load_gpu(answer.cluster.hardware.gpu).title, "count": answer.cluster.hardware.count,
-                "parallelism": {short: int(flags.get(name, 1)) for short, name in parallel.items()},
+                "parallelism": {short: int(answer.flags.get(name, 1)) for short, name in parallel.items()},
             },
         },
-        "native": {"args": {f"--{name.replace('_', '-')}": value for name, value in sorted(flags.items())}},
+        "native": {"args": {f"--{name.replace('_', '-')}": value for name, value in sorted(answer.flags.items())}},
     }  # fmt: skip
 
 
 def _load(answer: Answer, row: dict[str, Any], window: pd.DataFrame) -> dict[str, Any]:
-    made = (answer.sweep or {}).get("provenance") or {}
     native = {
         "live_users": int(row["users"]), "thinking_users": row["thinking_users"],
         "in_flight_users": row["in_flight_users"], "gap_cap_s": answer.capacity["gap_cap_s"],
@@ -135,7 +131,7 @@ def _load(answer: Answer, row: dict[str, Any], window: pd.DataFrame) -> dict[str
     }  # fmt: skip
     prompt = window["prompt_tokens"].fillna(window["intended_prompt_tokens"])
     return {
-        "metadata": {"cfg_id": _digest(made.get("data_sha256") or answer.cluster.personas),
+        "metadata": {"cfg_id": _digest(answer.made.get("data_sha256") or answer.cluster.personas),
                      "description": "closed loop of stateful, multi-turn conversations over a shared monorepo"},
         "standardized": {
             "tool": "spoc", "tool_version": __version__, "source": "sampled", "stage": int(row["rung"]),

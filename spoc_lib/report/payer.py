@@ -39,7 +39,7 @@ class ShownAnswer(Answer):
 
 def _card(answer: Answer, look: style.Look) -> str:
     big = f"{answer.users:g} users" if answer.resolved else "unresolved"
-    rows = [("how sure", _sure(answer)), ("breaks first", _binding(answer)), ("used up", _saturated(answer)),
+    rows = [("how sure", _sure(answer)), ("breaks first", _binding(answer)), ("used up", answer.saturated),
             ("10 % more users", _short_growth(answer)), ("cost", _short_cost(answer))]
     shown = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in rows if text)
     return (
@@ -50,22 +50,18 @@ def _card(answer: Answer, look: style.Look) -> str:
 
 def _sure(answer: Answer) -> str:
     if not answer.resolved or answer.interval is None:
-        return str(answer.capacity.get("reason", ""))
+        return answer.reason
     low, high = answer.interval
-    return f"{low:g} to {high:g} at {answer.capacity.get('level', 0.9):.0%}"
+    return f"{low:g} to {high:g} at {answer.level:.0%}"
 
 
 def _binding(answer: Answer) -> str:
-    binding = answer.capacity.get("binding")
+    binding = answer.binding
     if not binding:
         return ""
     if binding["metric"] in SHARES:
         return str(binding["name"])
     return f"{binding['metric'].upper()} p{binding['percentile']:g} <= {time_text(binding['limit_s'])}"
-
-
-def _saturated(answer: Answer) -> str:
-    return str((answer.capacity.get("saturated") or {}).get("resource", "")).replace("_", " ")
 
 
 def _short_growth(answer: Answer) -> str:
@@ -123,7 +119,7 @@ def _too_few(answer: Answer) -> str:
 
 
 def _too_many(answer: Answer) -> str:
-    found, binding = late_at_growth(answer), answer.capacity.get("binding")
+    found, binding = late_at_growth(answer), answer.binding
     if not binding:
         return ""
     wanted = GROWTH * (answer.users or 0)
@@ -144,7 +140,7 @@ def _too_many(answer: Answer) -> str:
 def late_at_growth(answer: Answer) -> tuple[int, float, float, float] | None:
     """(users, share of the binding SLO's samples beyond its limit, low, high) at the rung beyond the capacity that is
     nearest to `GROWTH` times it; None where no rung lies within half and twice that growth."""
-    binding, capacity = answer.capacity.get("binding"), answer.users
+    binding, capacity = answer.binding, answer.users
     if not binding or not capacity:
         return None
     rows = answer.slo[answer.slo["rung"].isin(answer.climbed["rung"])]

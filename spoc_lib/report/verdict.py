@@ -50,10 +50,12 @@ class Answer:
 
     @property
     def users(self) -> float | None:
+        """The capacity; None where it is unbounded."""
         return self.capacity.get("max_users")
 
     @property
     def interval(self) -> tuple[float, float] | None:
+        """(low, high) of the capacity at `level`, high inf where no rung bounds it; None without a capacity."""
         low, high = self.capacity.get("interval") or (None, None)
         return None if low is None or self.users is None else (float(low), math.inf if high is None else float(high))
 
@@ -69,8 +71,55 @@ class Answer:
         return self.rungs[(self.rungs["verdict"] != "invalid") & (self.rungs["driver"] == driver)]
 
     @property
+    def level(self) -> float:
+        """Confidence level of the interval."""
+        return self.capacity.get("level", 0.9)
+
+    @property
+    def reason(self) -> str:
+        """Why the sweep's verdict is what it is."""
+        return self.capacity.get("reason") or "the rungs do not decide"
+
+    @property
+    def binding(self) -> dict[str, Any]:
+        """The SLO that breaks first (persona, metric, percentile, limit_s, name …); empty where none was judged."""
+        return self.capacity.get("binding") or {}
+
+    @property
+    def saturated(self) -> str:
+        """The resource that is used up at the limit, in words: `kv blocks`; `unknown` where the sweep could not tell;
+        empty where no rung was valid."""
+        return (self.capacity.get("saturated") or {}).get("resource", "").replace("_", " ")
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Every flag that the launch was given: the cluster's own, and over them those that were swept."""
+        return {**self.cluster.flags, **self.capacity.get("flags", {})}
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the twin gave these numbers."""
+        return bool(self.capacity.get("simulated"))
+
+    @property
     def label(self) -> str:
-        return "simulated" if self.capacity.get("simulated") else "measured"
+        """What the numbers are: `simulated` or `measured`."""
+        return "simulated" if self.simulated else "measured"
+
+    @property
+    def passport(self) -> dict[str, Any]:
+        """What stands behind simulated numbers; empty behind measured ones."""
+        return self.capacity.get("passport") or {}
+
+    @property
+    def calibration(self) -> str:
+        """Identity of the twin's calibration; empty behind measured numbers."""
+        return self.passport.get("calibration_id") or ""
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """Provenance of the sweep; empty where it recorded none."""
+        return (self.sweep or {}).get("provenance") or {}
 
 
 def distinct(answers: list[Answer]) -> list[Answer]:
@@ -102,7 +151,7 @@ def table(answers: list[Answer]) -> pd.DataFrame:
     rows = []
     for answer in answers:
         low, high = answer.interval or (math.nan, math.nan)
-        binding = answer.capacity.get("binding") or {}
+        binding = answer.binding
         rows.append(
             {
                 "cluster": answer.cluster.name,
@@ -113,7 +162,7 @@ def table(answers: list[Answer]) -> pd.DataFrame:
                 "binding SLO": f"{binding['persona']} {binding['metric']} p{binding['percentile']:g}"
                 if binding
                 else "none",
-                "saturated": (answer.capacity.get("saturated") or {}).get("resource", "unknown").replace("_", " "),
+                "saturated": answer.saturated or "unknown",
                 "numbers": answer.label,
                 "run": answer.run,
             }
@@ -130,29 +179,26 @@ def sentences(answers: list[Answer]) -> list[str]:
 
 
 def _one(answer: Answer) -> str:
-    capacity, name = answer.capacity, answer.cluster.title
+    name, following = answer.cluster.title, answer.capacity.get("next") or "run more rungs"
     if answer.users is None:
         return (
-            f"{name}: unresolved ({capacity.get('reason', 'the rungs do not decide')}). "
-            f"Next: {capacity.get('next', 'run more rungs')}."
+            f"{name}: unresolved ({answer.reason}). Next: {following}."
         )
     if not answer.resolved:
         return (
             f"{name}: unresolved, {answer.users:g} users at least as far as the rungs show ({answer.label}): "
-            f"{capacity.get('reason', 'the rungs do not decide')}. Next: {capacity.get('next') or 'run more rungs'}."
+            f"{answer.reason}. Next: {following}."
         )
     low, high = answer.interval or (answer.users, answer.users)
-    level = 100 * capacity.get("level", 0.9)
-    text = f"{name}: {answer.users:g} users ({low:g} to {high:g} at {level:.0f} %), {answer.label}"
-    binding = capacity.get("binding")
+    text = f"{name}: {answer.users:g} users ({low:g} to {high:g} at {100 * answer.level:.0f} %), {answer.label}"
+    binding = answer.binding
     if binding:
         metric = f"{binding['metric'].upper()} p{binding['percentile']:g} of {who(binding['persona'])} at " \
             f"{time_text(binding['limit_s'])}" \
             if binding["metric"] not in SHARES else binding["name"]
         text += f"; the limit that breaks first is {metric}"
-    saturated = (capacity.get("saturated") or {}).get("resource")
-    if saturated and saturated != "unknown":
-        text += f"; what saturates is {saturated.replace('_', ' ')}"
+    if answer.saturated not in ("", "unknown"):
+        text += f"; what saturates is {answer.saturated}"
     return text + "."
 
 
