@@ -5,13 +5,15 @@ from __future__ import annotations
 import html
 import reprlib
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spoc_lib.core.errors import InputError
 
+Positive = Annotated[float, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0)]
 Model = TypeVar("Model", bound=BaseModel)
 #: Nobody writes more by hand. The nodes are counted with every alias written out: a few lines can mean billions.
 MOST_BYTES, MOST_NODES = 20_000_000, 2_000_000

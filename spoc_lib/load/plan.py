@@ -6,11 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from spoc_lib.core.yamlfile import Strict
+from spoc_lib.core.yamlfile import Positive, PositiveInt, Strict
 
-Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
-PositiveInt = Annotated[int, Field(gt=0)]
 #: A header with one of these in its name is a credential, and a plan is written to disk.
 SECRET_WORDS = ("authorization", "api-key", "apikey", "token", "secret", "cookie")
 

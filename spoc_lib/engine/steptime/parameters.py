@@ -10,9 +10,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spoc_lib.core.yamlfile import Strict
+from spoc_lib.core.yamlfile import Positive, Strict
 
-Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Efficiency = Annotated[float, Field(gt=0, le=1)]
 

@@ -1,0 +1,154 @@
+"""A cluster under test: hardware, engine, model, flags held fixed, what a search varies, SLOs, telemetry endpoints."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from spoc_lib.config.shipped import data_dir, find
+from spoc_lib.config.slo import Slo
+from spoc_lib.config.specs import load_gpu, load_model
+from spoc_lib.core import yamlfile
+from spoc_lib.core.yamlfile import Positive, PositiveInt, Strict
+
+FlagValue = bool | int | float | str
+
+
+def web_address(value: str) -> str:
+    """`value` when it is an http(s) address; ValueError when not, or when a password stands in it."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[\s\x00-\x1f]", value):
+        raise ValueError("must be an address like http://127.0.0.1:8000")
+    if parts.username or parts.password:
+        raise ValueError("must not hold a user or password: name an environment variable that holds the key")
+    return value
+
+
+class Hardware(Strict):
+    """The GPUs that one engine replica uses. `price_per_gpu_hour` in any currency, for ratios only."""
+
+    gpu: str
+    count: PositiveInt
+    price_per_gpu_hour: Positive | None = None
+
+
+class Engine(Strict):
+    """How the engine under test comes to be.
+
+    embedded: the twin, over HTTP on real time (and on the virtual clock for screening);
+    process: `command` is started with the flags appended (`{project}` in it is the project's folder);
+    container: `image` through docker or podman;
+    remote: `base_url` is there already, its flags are fixed and a search is refused.
+    """
+
+    kind: Literal["embedded", "process", "container", "remote"]
+    base_url: str | None = None
+    command: list[str] | None = None
+    image: str | None = None
+    environment: dict[str, str] = {}
+    api_key_env: str | None = Field(None, description="name of the environment variable that holds the API key")
+    startup_timeout_s: Positive = 600
+    served_model: str | None = Field(None, description="model name on the API; default: the model file's name")
+
+    @field_validator("command")
+    @classmethod
+    def _in_project(cls, value: list[str] | None) -> list[str] | None:
+        return value and [part.replace("{project}", str(data_dir().parent)) for part in value]
+
+    @field_validator("image", "served_model")
+    @classmethod
+    def _no_option(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[\w./][\w./:@+-]*", value, re.ASCII):
+            raise ValueError("must be a name of letters, digits and . / : @ + _ -, that begins with none of : @ + -")
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in text:
+                raise ValueError(f"{name!r:.40} cannot be an environment variable")
+        return value
+
+    @field_validator("base_url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        return value and web_address(value)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Engine:
+        needed = {"process": "command", "container": "image", "remote": "base_url"}.get(self.kind)
+        if needed and not getattr(self, needed):
+            raise ValueError(f"an engine of kind {self.kind} needs '{needed}'")
+        return self
+
+
+class TelemetryEndpoints(Strict):
+    """Where metrics are read. Absent: /metrics of the engine itself, scraped directly; no DCGM."""
+
+    prometheus_url: str | None = None
+    dcgm_url: str | None = None
+
+    @field_validator("prometheus_url", "dcgm_url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        return value and web_address(value)
+
+
+class SearchSpec(Strict):
+    """What the search varies. `space` narrows or replaces ranges of data/flags/vllm.yaml by flag name."""
+
+    target_users: PositiveInt = 100
+    space: dict[str, list[FlagValue]] = {}
+    forbidden: list[str] = Field([], description="flags that no launch may set")
+    objective: Literal["throughput", "goodput"] = Field(
+        "throughput", description="the first objective: output tokens/s, or requests/s that meet every SLO on latency")
+
+
+class LadderSpec(Strict):
+    """Users of the coarse ladder, ascending; the sweep refines between them."""
+
+    users: list[PositiveInt]
+
+    @model_validator(mode="after")
+    def _ascending(self) -> LadderSpec:
+        if not self.users or sorted(set(self.users)) != self.users:
+            raise ValueError("'users' must be ascending, without repeats")
+        return self
+
+
+class Cluster(Strict):
+    """A cluster under test (data/clusters/*.yaml)."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="also its runs' folders'")]
+    title: str
+    hardware: Hardware
+    engine: Engine
+    model: str
+    personas: str = Field("spoc", description="a name in data/personas/ or the path of a YAML file")
+    corpus: str | None = Field(None, description="folder that stands for the monorepo; default: Python's library")
+    flags: dict[str, FlagValue] = Field({}, description="vLLM flags held fixed in every launch, snake_case")
+    search: SearchSpec = SearchSpec()
+    ladder: LadderSpec
+    slos: Annotated[list[Slo], Field(min_length=1)]
+    telemetry: TelemetryEndpoints = TelemetryEndpoints()
+
+    @property
+    def simulated(self) -> bool:
+        return self.engine.kind == "embedded"
+
+
+def load_cluster(name_or_path: str) -> Cluster:
+    """A cluster by name or path, its model and GPU known; InputError with one sentence where one is not."""
+    cluster = yamlfile.load(Cluster, find("clusters", name_or_path, "cluster"))
+    load_model(cluster.model)
+    load_gpu(cluster.hardware.gpu)
+    return cluster
+
+
+def price_per_gpu_hour(hardware: Hardware) -> float | None:
+    """The cluster's own price, else its GPU's; None where neither file says one."""
+    return hardware.price_per_gpu_hour or load_gpu(hardware.gpu).price_per_gpu_hour

@@ -1,0 +1,32 @@
+"""Where the files that ship lie, and how a file is meant: by a name in data/ or by its path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from spoc_lib.core.errors import InputError
+
+
+def data_dir() -> Path:
+    """The project's `data/` folder; `SPOC_DATA` overrides it."""
+    return Path(os.environ.get("SPOC_DATA") or Path(__file__).resolve().parent.parent.parent / "data")
+
+
+def names(folder: str) -> list[str]:
+    """Names of what ships in data/<folder>."""
+    return sorted(path.stem for path in (data_dir() / folder).glob("*.yaml"))
+
+
+def find(folder: str, name_or_path: str, what: str) -> Path:
+    """The file that `name_or_path` means: a path to YAML, or a name in data/<folder>."""
+    if name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path:
+        path = Path(name_or_path)
+    else:
+        path = data_dir() / folder / f"{name_or_path}.yaml"
+    if not path.is_file():
+        raise InputError(
+            f"unknown-{what}",
+            f"unknown {what} '{name_or_path}': use one of {', '.join(names(folder))} or the path of a YAML file",
+        )
+    return path
