@@ -10,7 +10,8 @@ import pytest
 
 from spoc_lib.config import load_cluster, load_profile
 from spoc_lib.report import paper
-from spoc_lib.report.paper_claims import judge, spans
+from spoc_lib.report.paper_claims import BUDGETS, RATIO, USERS, judge, spans
+from spoc_lib.report.paper_users import joint
 from spoc_lib.report.studies import Study
 from spoc_lib.report.verdict import Answer
 from spoc_lib.sweep.cases import Case
@@ -83,8 +84,8 @@ def test_the_paper_and_its_slos_stay_what_they_are():
         for name in ("sim-4xh100", "sim-2xh200")
         for s in load_cluster(name).slos
     } == {("all", "ttft", 95.0, 5.0), ("all", "itl", 95.0, 0.05)}
-    assert paper.USERS == {(4, "h100-sxm"): 300, (2, "h200-sxm"): 85} and paper.RATIO == 3.5
-    assert paper.BUDGETS == {(4, "h100-sxm"): 2048, (2, "h200-sxm"): 1024}
+    assert USERS == {(4, "h100-sxm"): 300, (2, "h200-sxm"): 85} and RATIO == 3.5
+    assert BUDGETS == {(4, "h100-sxm"): 2048, (2, "h200-sxm"): 1024}
     assert (paper.SM_ACTIVE, paper.KV_USAGE) == (0.37, 0.105)
 
 
@@ -149,9 +150,9 @@ def test_shares_depend_on_users_where_the_rungs_that_met_span_them():
 
 def test_the_joint_grid_gives_a_ratio_for_every_setting_and_drops_impossible_ones():
     one, other = study("sim-4xh100", users=300), study(users=90)
-    assert list(paper.joint(one, other)["ratio"]) == pytest.approx([300 / 90, 100 / 30])
+    assert list(joint(one, other)["ratio"]) == pytest.approx([300 / 90, 100 / 30])
     none = other.grid.assign(users=[90, 0])
-    assert len(paper.joint(one, replace(other, grid=none))) == 1
+    assert len(joint(one, replace(other, grid=none))) == 1
     assert "ratio" in paper.grids([one, other]) and "cluster" in paper.grids([one])
 
 
