@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
+from spoc_lib.engine.http import checks
 from spoc_lib.engine.http import openai_api as api
 from spoc_lib.engine.http.answers import Answer
 from spoc_lib.engine.http.realtime import Generation, RealtimeEngine
@@ -37,9 +38,9 @@ class Generator:
 
     async def chat(self, http: web.Request, request: api.ChatRequest, arrived: float) -> web.StreamResponse:
         """Answer a chat request that was read at `arrived` (monotonic); ApiError where vLLM refuses it."""
-        api.check_model(request.model, self._model)
-        api.check_output_limit(request.output_limit, self._max_model_len)
-        api.check_messages(request.messages, self._model)
+        checks.check_model(request.model, self._model)
+        checks.check_output_limit(request.output_limit, self._max_model_len)
+        checks.check_messages(request.messages, self._model)
         size = self._flags.block_size if self._flags.enable_prefix_caching else 0
         style = self._style(request, self._reasoning_tokens if request.include_reasoning else 0, size)
         with self._engine.encoding(arrived, _characters(request.messages)):
@@ -51,8 +52,8 @@ class Generator:
     async def completion(self, http: web.Request, request: api.CompletionRequest,
                          arrived: float) -> web.StreamResponse:
         """Answer a plain completion request (a text, token ids, or a list of either)."""
-        api.check_model(request.model, self._model)
-        api.check_output_limit(request.output_limit, self._max_model_len)
+        checks.check_model(request.model, self._model)
+        checks.check_output_limit(request.output_limit, self._max_model_len)
         prompts = request.prompts
         if not prompts:
             raise api.invalid("You must pass at least one prompt")
@@ -78,7 +79,7 @@ class Generator:
     async def encode_prompt(self, prompt: str | list[int]) -> array:
         """Token ids of a plain prompt."""
         if isinstance(prompt, list):
-            ids = api.token_array(prompt, self._engine.engine.model.vocabulary)
+            ids = checks.token_array(prompt, self._engine.engine.model.vocabulary)
         else:
             ids = await self._off_loop(len(prompt), self._encoder.text, prompt)
         if not ids:
@@ -97,7 +98,7 @@ class Generator:
         job = Streamed(answer, style) if request.stream else Collected(answer, style)
         generations: list[Generation] = []
         for prompt in prompts:
-            budget = api.output_tokens(request, len(prompt), self._max_model_len)
+            budget = checks.output_tokens(request, len(prompt), self._max_model_len)
             for _ in range(request.n or 1):
                 generations.append(await self._generation(job, request, prompt, budget, arrived, len(generations)))
         job.expect(generations)

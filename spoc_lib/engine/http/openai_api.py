@@ -1,20 +1,17 @@
-"""Requests to the embedded server: parsing, validation, and the error bodies that vLLM 0.32 answers.
+"""Requests to the embedded server: their bodies parsed, and the error bodies that vLLM 0.32 answers.
 
-A wrong request becomes an `ApiError` that carries vLLM's status, message, type and parameter; the order of
-the checks (body, model, lengths, sampling parameters) is vLLM's, so a request with several faults gets the
-same answer.
+A wrong request becomes an `ApiError` that carries vLLM's status, message, type and parameter. What is well formed is
+held against the model next (`checks`).
 """
 
 from __future__ import annotations
 
 import json
-from array import array
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-MAX_SEQUENCES = 16384
 MAX_REPORTED_ERRORS = 10
 MAX_ECHOED_CHARACTERS = 200
 #: Names that pydantic puts into the location of a union's branch; a client knows only the field's name.
@@ -63,7 +60,6 @@ UNSUPPORTED: dict[str, tuple] = dict.fromkeys((
     "stop_token_ids", "allowed_token_ids", "bad_words", "audio"), (None, False, 0, {}, ""))
 UNSUPPORTED |= {"response_format": (None, {"type": "text"}), "add_generation_prompt": (None, True),
                 "cache_salt": (None,), "stop_token_ids": (None, []), "bad_words": (None, [])}
-GREEDY_BELOW = 1e-5
 TokenIds = list[Annotated[int, Field(ge=0)]]
 
 
@@ -74,7 +70,7 @@ class StreamOptions(_Body):
     continuous_usage_stats: bool | None = False
 
 
-class _Generate(_Body):
+class GenerateRequest(_Body):
     """What chat and completion requests have in common. Sampling parameters are checked, then without effect:
     the embedded engine's replies depend on the prompt and `seed` alone."""
 
@@ -115,7 +111,7 @@ class _Generate(_Body):
         return self.max_tokens
 
 
-class ChatRequest(_Generate):
+class ChatRequest(GenerateRequest):
     """The body of /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
@@ -128,7 +124,7 @@ class ChatRequest(_Generate):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
-class CompletionRequest(_Generate):
+class CompletionRequest(GenerateRequest):
     """The body of /v1/completions."""
 
     prompt: TokenIds | list[TokenIds] | str | list[str] | None = None
@@ -172,7 +168,7 @@ def parse_body(kind: type[BaseModel], body: bytes, content_type: str) -> Any:
         if kind is CompletionRequest and data.get("prompt") in (None, ""):
             raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
         if kind is TokenizeRequest and data.get("prompt") is None and data.get("messages") is None:
-            raise _validation_error([{"type": "missing", "loc": ("body", name), "msg": "Field required", "input": data}
+            raise validation_error([{"type": "missing", "loc": ("body", name), "msg": "Field required", "input": data}
                                      for name in ("prompt", "messages")])
         if kind is CompletionRequest and type(data.get("logprobs")) is int:  # here 0 asks for the sampled tokens'
             raise invalid("logprobs is not supported by the embedded engine.", "logprobs")
@@ -183,7 +179,7 @@ def parse_body(kind: type[BaseModel], body: bytes, content_type: str) -> Any:
     try:
         return kind.model_validate(data, from_attributes=True)
     except ValidationError as error:
-        raise _validation_error([{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        raise validation_error([{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
                                 ) from error
 
 
@@ -216,12 +212,12 @@ def _json(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         fault = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {},
                  "ctx": {"error": error.msg}}
-        raise _validation_error([fault]) from error
+        raise validation_error([fault]) from error
     except (UnicodeError, RecursionError) as error:
         raise ApiError(400, "There was an error parsing the body", "Bad Request") from error
 
 
-def _validation_error(errors: list[dict]) -> ApiError:
+def validation_error(errors: list[dict]) -> ApiError:
     """vLLM's rendering of a failed validation: one line a fault, inputs shortened so that nothing is
     amplified."""
     lines = []
@@ -242,99 +238,3 @@ def _summary(value: object) -> object:
         return f"<{type(value).__name__} of {len(value)} items>"
     text = value if isinstance(value, str) else str(value)
     return text[:MAX_ECHOED_CHARACTERS] + "...[truncated]" if len(text) > MAX_ECHOED_CHARACTERS else text
-
-
-def check_model(asked: str | None, served: str) -> None:
-    """ApiError 404, as vLLM words it, when another model is asked for."""
-    if asked and asked != served:
-        raise ApiError(404, f"The model `{asked}` does not exist. Valid aliases: {served}.", "NotFoundError",
-                       "model")
-
-
-def check_messages(messages: list[dict[str, Any]], model: str) -> None:
-    """Every message needs a role that is a text, and a content that is a text, a list of text parts, or absent."""
-    if not messages:
-        raise invalid("Cannot apply chat template to an empty conversation. Provide at least one message.")
-    for number, message in enumerate(messages):
-        if not isinstance(message.get("role"), str):
-            raise _validation_error([{"type": "missing", "loc": ("body", "messages", number, "role"),
-                                      "msg": "Field required", "input": message}])
-        if not isinstance(message.get("content"), (str, list)) and not _may_be_silent(message):
-            raise _validation_error([{"type": "string_type", "loc": ("body", "messages", number, "content"),
-                                      "msg": "Input should be a valid string", "input": message.get("content")}])
-        if isinstance(message.get("content"), list):
-            for part in message["content"]:
-                if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    raise invalid(f"{model} is not a multimodal model")
-
-
-def _may_be_silent(message: dict[str, Any]) -> bool:
-    """Whether the message may do without a content: what an assistant said, or none named at all."""
-    return message.get("content") is None and (message["role"] == "assistant" or "content" not in message)
-
-
-def token_array(ids: list[int], vocabulary: int) -> array:
-    """Token ids of a prompt given as numbers; ApiError when one is no token."""
-    if ids and max(ids) >= vocabulary:
-        raise invalid(f"Token id {max(ids)} is out of vocabulary")
-    return array("i", ids)
-
-
-def check_output_limit(limit: int | None, max_model_len: int) -> None:
-    """The check that needs no prompt; it comes before tokenisation."""
-    if limit is not None and limit > max_model_len:
-        raise invalid(f"max_tokens={limit} cannot be greater than max_model_len={max_model_len}. "
-                      "Please request fewer output tokens.", "max_tokens", limit)
-
-
-def output_tokens(request: _Generate, prompt_tokens: int, max_model_len: int) -> int:
-    """The budget of one choice: what was asked for, cut to the room that the prompt leaves; ApiError when the
-    prompt leaves none or a sampling parameter is out of range."""
-    if prompt_tokens > max_model_len:
-        # vLLM's tokenizer stops one token past the limit, so that is the number that it reports
-        raise invalid(f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
-                      f"contains at least {max_model_len + 1} input tokens, which exceeds this limit even "
-                      "without any output tokens. Please reduce the length of the input prompt.",
-                      "input_tokens", max_model_len + 1)
-    room = max_model_len - prompt_tokens
-    limit = room if request.output_limit is None else min(request.output_limit, room)
-    _check_sampling(request, limit)
-    return limit
-
-
-def _check_sampling(request: _Generate, limit: int) -> None:
-    n = 1 if request.n is None else request.n
-    if n < 1:
-        raise invalid(f"n must be at least 1, got {n}.")
-    if n > MAX_SEQUENCES:
-        raise invalid(f"n must be at most {MAX_SEQUENCES}, got {n}. To increase this limit, set the "
-                      "VLLM_MAX_N_SEQUENCES environment variable.")
-    for name in ("presence_penalty", "frequency_penalty"):
-        value = getattr(request, name)
-        if value is not None and not -2 <= value <= 2:
-            raise invalid(f"{name} must be in [-2, 2], got {value}.")
-    if request.repetition_penalty is not None and request.repetition_penalty <= 0:
-        raise invalid(f"repetition_penalty must be greater than zero, got {request.repetition_penalty}.")
-    if request.temperature is not None and request.temperature < 0:
-        raise invalid(f"temperature must be non-negative, got {request.temperature}.", "temperature",
-                      request.temperature)
-    if request.temperature is not None and request.temperature > 2:
-        raise invalid(f"temperature must be in [0, 2], got {request.temperature}.", "temperature",
-                      request.temperature)
-    if request.top_p is not None and not 0 < request.top_p <= 1:
-        raise invalid(f"top_p must be in (0, 1], got {request.top_p}.", "top_p", request.top_p)
-    if request.top_k is not None and request.top_k < -1:
-        raise invalid(f"top_k must be 0 (disable), or at least 1, got {request.top_k}.")
-    if request.min_p is not None and not 0 <= request.min_p <= 1:
-        raise invalid(f"min_p must be in [0, 1], got {request.min_p}.")
-    if limit < 1:
-        raise invalid(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
-    if request.min_tokens < 0:
-        raise invalid(f"min_tokens must be greater than or equal to 0, got {request.min_tokens}.")
-    if request.min_tokens > limit:
-        raise invalid("min_tokens must be less than or equal to "
-                      f"max_tokens={limit}, got {request.min_tokens}.")
-    if any(not stop for stop in request.stops):
-        raise invalid("stop cannot contain an empty string.")
-    if n > 1 and request.temperature is not None and request.temperature < GREEDY_BELOW:
-        raise invalid(f"n must be 1 when using greedy sampling, got {n}.")

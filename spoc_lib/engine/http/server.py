@@ -30,7 +30,7 @@ from spoc_lib.core.files import write_json
 from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.gpu_counters import Throttle
-from spoc_lib.engine.http import answers
+from spoc_lib.engine.http import answers, checks
 from spoc_lib.engine.http import openai_api as api
 from spoc_lib.engine.http.chat import Generator
 from spoc_lib.engine.http.dcgm_page import DcgmPage
@@ -172,9 +172,9 @@ class EmbeddedServer:
 
     async def _tokenize(self, http: web.Request) -> web.Response:
         request = api.parse_body(api.TokenizeRequest, await http.read(), http.content_type)
-        api.check_model(request.model, self.model)
+        checks.check_model(request.model, self.model)
         if request.messages is not None:
-            api.check_messages(request.messages, self.model)
+            checks.check_messages(request.messages, self.model)
             ids = await self.generator.encode_chat(request.messages)
         else:
             ids = await self.generator.encode_prompt(request.prompt) if request.prompt else array("i")
@@ -184,7 +184,7 @@ class EmbeddedServer:
 
     async def _detokenize(self, http: web.Request) -> web.Response:
         request = api.parse_body(api.DetokenizeRequest, await http.read(), http.content_type)
-        api.check_model(request.model, self.model)
+        checks.check_model(request.model, self.model)
         try:
             text = self._tokenizer.decode(request.tokens)
         except KeyError as error:
