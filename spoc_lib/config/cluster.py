@@ -138,6 +138,7 @@ class Cluster(Strict):
 
     @property
     def simulated(self) -> bool:
+        """Whether the embedded twin stands for the engine."""
         return self.engine.kind == "embedded"
 
 

@@ -51,6 +51,7 @@ class Slo(Strict):
 
     @property
     def name(self) -> str:
+        """What it is called in tables and sentences, its limit included."""
         return slo_name(self.persona, self.metric, self.within_percent, self.limit_s)
 
 

@@ -15,10 +15,13 @@ class Anchor:
 
     @classmethod
     def now(cls) -> Anchor:
+        """Both clocks, read one right after the other."""
         return cls(time.monotonic(), time.time())
 
     def to_wall(self, monotonic_s: float) -> float:
+        """Seconds since 1970 of a monotonic time."""
         return self.wall_s + (monotonic_s - self.monotonic_s)
 
     def to_monotonic(self, wall_s: float) -> float:
+        """Monotonic seconds of a wall-clock time."""
         return self.monotonic_s + (wall_s - self.wall_s)

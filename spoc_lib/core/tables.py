@@ -76,9 +76,11 @@ class TableAppender:
         self._count = 0
 
     def append(self, row: Mapping[str, Any]) -> None:
+        """One more row; it is written with the next `flush`."""
         self._rows.append(row)
 
     def extend(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Several more rows."""
         self._rows.extend(rows)
 
     def flush(self) -> None:
@@ -89,6 +91,7 @@ class TableAppender:
             self._rows = []
 
     def close(self) -> Path:
+        """Write what is left and join the parts into the table; its path."""
         self.flush()
         return self.recover(self.path, self.schema)
 

@@ -55,6 +55,7 @@ class EmbeddedEngine:
 
     @property
     def max_model_len(self) -> int:
+        """Longest context of a request, tokens."""
         return max_model_len(self.flags, self.model)
 
     def core(self) -> EngineCore:

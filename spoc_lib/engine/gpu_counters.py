@@ -57,6 +57,7 @@ class Activity(NamedTuple):
     nvlink_bytes: Number
 
     def plus(self, other: Activity) -> Activity:
+        """The sum, counter by counter."""
         return Activity(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def per_window(self, time_s: np.ndarray, start_s: float, window_s: float, windows: int) -> Activity:

@@ -46,22 +46,26 @@ class VirtualRun:
 
     @property
     def requests(self) -> pd.DataFrame:
+        """REQUESTS of the run."""
         if "requests" not in self._tables:
             self._tables["requests"] = requests_table(self.log, self._chunks()[1])
         return self._tables["requests"]
 
     @property
     def chunks(self) -> pd.DataFrame:
+        """CHUNKS of the run."""
         return self._chunks()[0]
 
     @property
     def metrics(self) -> pd.DataFrame:
+        """METRICS of the run, sampled on the virtual clock."""
         if "metrics" not in self._tables:
             self._tables["metrics"] = metrics_table(self.log, self.engine, self.simulated_s)
         return self._tables["metrics"]
 
     @property
     def steps(self) -> pd.DataFrame:
+        """The engine's steps, one row each (`runlog.steps_table`)."""
         if "steps" not in self._tables:
             self._tables["steps"] = steps_table(self.log)
         return self._tables["steps"]

@@ -61,6 +61,7 @@ class PlainRun:
         self._order += 1
 
     def run(self, duration_s: float) -> RunLog:
+        """Play for `duration_s` virtual seconds."""
         now = 0.0
         while True:
             while self.arrivals and self.arrivals[0][0] <= now:

@@ -38,6 +38,7 @@ class WallOffset:
 
     @classmethod
     def refresh(cls) -> None:
+        """Measure the offset anew."""
         before, wall_ns, after = time.monotonic(), time.time_ns(), time.monotonic()
         cls.base_s = wall_ns // 1_000_000_000
         cls.offset_s = (before + after) / 2 - (wall_ns - cls.base_s * 1_000_000_000) * 1e-9
@@ -87,6 +88,7 @@ class IdleWatch:
         self._greenlet = None
 
     def add(self, sock: ArrivalSocket, patience_s: float | None) -> None:
+        """Watch a stream: `patience_s` without data, and it is given up (None: never)."""
         sock.settimeout(None)
         sock.given_up = False
         sock.read_s = time.monotonic()
@@ -96,6 +98,7 @@ class IdleWatch:
             self._greenlet = gevent.spawn(self._watch)
 
     def remove(self, sock: ArrivalSocket, timeout_s: float | None) -> None:
+        """Watch it no longer; its own timeout holds again."""
         self._streams.discard(sock)
         sock.settimeout(timeout_s)  # it may already be back in the pool
 
@@ -119,6 +122,7 @@ class Reserving(ConnectionPool):
             self._reserved()[gevent.getcurrent()] = super().get_socket()
 
     def get_socket(self) -> gevent.socket.socket:
+        """The connection reserved for this greenlet, else the pool's next."""
         sock = self._reserved().pop(gevent.getcurrent(), None)
         if sock is None:
             return super().get_socket()
@@ -147,6 +151,7 @@ class ArrivalPool(Reserving):
         return sock
 
     def return_socket(self, sock: Any) -> None:
+        """Give a connection back, noting since when it is idle."""
         sock.idle_since_s = time.monotonic()
         super().return_socket(sock)
 
@@ -168,6 +173,7 @@ class ArrivalClientPool(HTTPClientPool):
     """geventhttpclient's pool of clients, with connections made ahead and, on plain HTTP, stamped by the kernel."""
 
     def get_client(self, url: str | URL) -> HTTPClient:
+        """The client of the address, its connections stamping what arrives."""
         client = super().get_client(url)
         old = client._connection_pool
         if not isinstance(old, Reserving):

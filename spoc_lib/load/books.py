@@ -40,6 +40,7 @@ class PartWriter:
         self._count = 0
 
     def write(self, table: pa.Table) -> None:
+        """One more part; nothing for an empty table."""
         if table.num_rows:
             write_table(self._folder / f"{self._count:06d}.parquet", table, self.schema)
             self._count += 1
@@ -138,6 +139,7 @@ class Books:
             self._writers[name].write(table)
 
     def close(self) -> None:
+        """Write the rows that are left."""
         self.write(self.take())
         os.close(self._planned)
 

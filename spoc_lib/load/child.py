@@ -45,9 +45,11 @@ class Parent:
         self._folder = folder
 
     def preparing(self, done: int, of: int) -> None:
+        """Say how many users are ready."""
         say("preparing", done=done, of=of)
 
     def start_time(self, users: int) -> float:
+        """Say that all are ready; wait for the monotonic second at which to begin."""
         say("prepared", users=users)
         gevent.socket.wait_read(0)
         line = os.read(0, 4096)
@@ -61,9 +63,11 @@ class Parent:
         interrupt()
 
     def progress(self, state: dict[str, Any], tables: dict[str, pa.Table]) -> None:
+        """Say how the rung stands."""
         say("progress", time_s=time.monotonic(), **state)
 
     def end(self, state: dict[str, Any], report: dict[str, Any], tables: dict[str, pa.Table]) -> None:
+        """Leave the client's report and say the end."""
         write_json(self._folder / "client.json", report)
         say("end", **state)
 

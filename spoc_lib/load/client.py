@@ -44,7 +44,9 @@ USER_CLASS = "ConversationUser"
 class Boss(Protocol):
     """Whom this client works for: its parent process through pipes, or a master on another machine."""
 
-    def preparing(self, done: int, of: int) -> None: ...
+    def preparing(self, done: int, of: int) -> None:
+        """`done` of `of` users are ready."""
+        ...
 
     def start_time(self, users: int) -> float:
         """Say that `users` are prepared; wait for the start of the rung (this host's monotonic seconds)."""
@@ -54,9 +56,13 @@ class Boss(Protocol):
         """Call `interrupt` when the boss is gone; runs as a greenlet."""
         ...
 
-    def progress(self, state: dict[str, Any], tables: dict[str, pa.Table]) -> None: ...
+    def progress(self, state: dict[str, Any], tables: dict[str, pa.Table]) -> None:
+        """How the rung stands, with the rows since the last call."""
+        ...
 
-    def end(self, state: dict[str, Any], report: dict[str, Any], tables: dict[str, pa.Table]) -> None: ...
+    def end(self, state: dict[str, Any], report: dict[str, Any], tables: dict[str, pa.Table]) -> None:
+        """The rung is over: its last state and rows, and the client's report."""
+        ...
 
 
 def resident_bytes() -> float:
@@ -112,6 +118,7 @@ class Client:
         self._ended = gevent.event.Event()
 
     def run(self) -> None:
+        """Play the rung from the first user's preparation to the last answer."""
         rung, plan = self.rung, self.plan
         for number in (signal.SIGTERM, signal.SIGINT):
             gevent.signal_handler(number, self.interrupt)
@@ -166,6 +173,7 @@ class Client:
             gevent.sleep(0.02)
 
     def interrupt(self) -> None:
+        """End the rung now; answers under way are cut and recorded as such."""
         self.interrupted = True
         self.rung.cut_class = "interrupted"
         self.rung.stopping.set()

@@ -115,6 +115,7 @@ class Master:
         self.shares[msg.node_id].take(msg.data)
 
     def tell(self, event: str, share: Share, **values: Any) -> None:
+        """Send an event to one worker."""
         self.runner.send_message(f"spoc_{event}", values, share.client_id)
 
     def gather(self) -> dict[str, Any] | None:
@@ -185,6 +186,7 @@ class Master:
         say("end", **self.combined(), start_s=start_s, stopped_s=min(stopped, default=time.monotonic()))
 
     def combined(self) -> dict[str, Any]:
+        """The workers' states as one: sums, and the worst TTFT."""
         states = [share.state for share in self.shares.values() if share.state]
         worst = [state["ttft_p95_s"] for state in states if state["ttft_p95_s"] is not None]
         return {**{name: sum(state[name] for state in states)

@@ -64,6 +64,7 @@ class Pacer:
     writes: dict[str, list[float]] = field(default_factory=dict)
 
     async def stream(self, writer: asyncio.StreamWriter, arrived_s: float, body: bytes, chat: bool = True) -> None:
+        """Answer one request: each token at its own time from the arrival on, however late the one before was."""
         loop = asyncio.get_running_loop()
         asked, prompt_tokens = BUDGET.search(body), max(1, len(body) // 4)
         count = int(asked[1]) if asked else 16
@@ -113,6 +114,7 @@ class Pacer:
         self.peak = max(self.peak, self.streams)
 
     def report(self) -> dict:
+        """What was served, at most how many at once, how late and at what cost in processor time."""
         self._change(0)
         use = resource.getrusage(resource.RUSAGE_SELF)
         late = sorted(self.late_s) or [0.0]
@@ -160,6 +162,7 @@ class FineSelector(selectors.DefaultSelector):
     """epoll rounds a wait up to whole milliseconds; `select` on the epoll descriptor itself keeps microseconds."""
 
     def select(self, timeout: float | None = None) -> list:
+        """As a selector's; timeouts to the microsecond rather than epoll's millisecond."""
         if hasattr(selectors, "EpollSelector") and timeout is not None and timeout > 0:
             select.select([self.fileno()], [], [], timeout)
             timeout = 0

@@ -59,12 +59,14 @@ class Client:
             self.input.flush()
 
     def stop(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal to the client and its children."""
         with contextlib.suppress(BrokenPipeError):
             self.input.close()  # ends a child that still waits for its start
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def close(self) -> None:
+        """Close its pipes and its log."""
         self.output.close()
         with contextlib.suppress(BrokenPipeError):
             self.input.close()

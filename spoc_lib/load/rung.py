@@ -54,6 +54,7 @@ class Rung:
             self.headers["Authorization"] = f"Bearer {key}"
 
     def next_player(self) -> Player:
+        """The player of the user that begins next."""
         return self.players.popleft()
 
     def start_of(self, user: int) -> float:
@@ -70,6 +71,7 @@ class Rung:
         raise StopUser()
 
     def planned_row(self, turn: Turn, intended_s: float, now_s: float) -> dict[str, Any]:
+        """The line that is written before the request is sent, so that a kill loses none."""
         request, self._serial = self._serial, self._serial + self.plan.processes
         return {"request": request, "persona": turn.persona, "user": turn.user, "conversation": turn.conversation,
                 "turn": turn.turn, "kind": turn.kind, "intended_send_s": intended_s, "send_s": now_s,
@@ -83,6 +85,7 @@ class Rung:
         self.late_send_s += now_s - ready_s
 
     def overflows(self, turn: Turn) -> bool:
+        """Whether prompt and answer would pass the context limit."""
         limit = self.plan.context_limit
         return limit is not None and turn.prompt_tokens + turn.output_tokens > limit
 

@@ -21,16 +21,26 @@ class History(Protocol):
     """A user's conversation as messages (`workload.messages.Conversation`)."""
 
     @property
-    def history_tokens(self) -> int: ...
+    def history_tokens(self) -> int:
+        """Tokens of the content so far, replies included, template not."""
+        ...
 
     @property
-    def echo(self) -> str: ...
+    def echo(self) -> str:
+        """What of an answer goes back into the history (`PersonaSet.echo`)."""
+        ...
 
-    def apply(self, turn: Turn) -> list[dict[str, Any]]: ...
+    def apply(self, turn: Turn) -> list[dict[str, Any]]:
+        """Append a turn; the messages to send."""
+        ...
 
-    def add_reply(self, text: str, tokens: int | None = None, reasoning: str | None = None) -> None: ...
+    def add_reply(self, text: str, tokens: int | None = None, reasoning: str | None = None) -> None:
+        """Append the server's answer."""
+        ...
 
-    def drop_last(self) -> None: ...
+    def drop_last(self) -> None:
+        """Take back the last turn, which got no answer."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,7 @@ class FixedUser:
         self._turns, self.user, self._salt, self._count = turns, user, salt, 0
 
     def next(self, history_tokens: int) -> Turn:
+        """The next request, always of the same size."""
         number, turns = self._count, self._turns
         self._count += 1
         stream = fixed_stream(self._salt, self.user, number)
@@ -135,9 +146,11 @@ class FixedScript:
         self.turns, self.seed, self.salt = turns, seed, salt
 
     def user(self, number: int) -> FixedUser:
+        """User `number`."""
         return FixedUser(self.turns, number, self.salt)
 
     def users(self, count: int) -> Iterator[FixedUser]:
+        """The first `count` users."""
         return (self.user(number) for number in range(count))
 
 
@@ -150,13 +163,16 @@ class FixedHistory:
         self.history_tokens = 0
 
     def apply(self, turn: Turn) -> list[dict[str, Any]]:
+        """The one message of the turn; nothing before it is sent again."""
         segment = turn.append[0]
         text = f"{segment.stream:016x}".ljust(4 * segment.tokens, "x")
         self.history_tokens = segment.tokens
         return [{"role": "user", "content": text}]
 
     def add_reply(self, text: str, tokens: int | None = None, reasoning: str | None = None) -> None:
+        """Count the answer's tokens."""
         self.history_tokens += tokens or 0
 
     def drop_last(self) -> None:
+        """Forget the turn."""
         self.history_tokens = 0

@@ -37,6 +37,7 @@ class EventParser:
         self._skip_lf = False
 
     def feed(self, piece: bytes) -> list[bytes]:
+        """The data of each event that ends in `piece`."""
         if not piece:
             return []
         if self._first:
@@ -92,6 +93,7 @@ class EventParser:
             self._data.append(value[1:] if value[:1] == b" " else value)
 
     def close(self) -> bytes | None:
+        """The data of an event that the stream's end cut short; None where there is none."""
         if self._buffer:
             self._field(self._buffer)
             self._buffer = b""

@@ -38,6 +38,7 @@ class ScriptedUser(FastHttpUser):
     client_pool: ArrivalClientPool
 
     def on_start(self) -> None:
+        """Take over a player (Locust calls this)."""
         self.player: Player = self.rung.next_player()
         self.client.request_event = EventHook()  # `fire` tells Locust of whole answers; headers alone are no answer
         self.failures = 0

@@ -39,9 +39,11 @@ class Window:
 
     @property
     def length_s(self) -> float:
+        """Seconds."""
         return self.end_s - self.start_s
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return {**asdict(self), "length_s": self.length_s}
 
 

@@ -58,6 +58,7 @@ class ClockEstimate:
         self.offset_s, self.error_s = 0.0, float("inf")
 
     def add(self, sent_s: float, theirs_s: float, back_s: float) -> None:
+        """One echo: sent and received back by our clock, answered by theirs."""
         half = (back_s - sent_s) / 2
         if half < self.error_s:
             self.offset_s, self.error_s = theirs_s - (sent_s + half), half

@@ -64,12 +64,14 @@ class Master:
         self._stop.set()
 
     def tell(self, event: str, **values: Any) -> None:
+        """Send an event to the master."""
         self._runner.send_message(f"spoc_{event}", values)
 
     def preparing(self, done: int, of: int) -> None:
-        pass  # Locust's heartbeat says that we live
+        """Nothing: Locust's heartbeat says that we live."""
 
     def start_time(self, users: int) -> float:
+        """Say that all users are ready; wait for the second at which to begin."""
         self.tell("prepared", users=users)
         return self._go.get()
 
@@ -85,9 +87,11 @@ class Master:
         interrupt()
 
     def progress(self, state: dict[str, Any], tables: Mapping[str, pa.Table]) -> None:
+        """Send the state and the rows so far."""
         self.tell("rows", state=state, tables=packed(tables), planned=self.books.take_planned())
 
     def end(self, state: dict[str, Any], report: dict[str, Any], tables: Mapping[str, pa.Table]) -> None:
+        """Send what is left."""
         self.tell("end", state=state, report=report, tables=packed(tables), planned=self.books.take_planned(),
                   replies=self.books.replies())
 

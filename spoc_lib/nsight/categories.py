@@ -99,6 +99,7 @@ class RuleBook:
         return "prefill" if re.search(hints.prefill, name) else None
 
     def ends_step(self, name: str) -> bool:
+        """Whether a kernel of this name ends an engine step."""
         return self.file.step_end is not None and re.search(self.file.step_end, name) is not None
 
 

@@ -37,6 +37,7 @@ class Collectives:
     notes: list[str]
 
     def to_dict(self) -> dict:
+        """For JSON."""
         return {"ranks": self.ranks.to_dict("records"), "paired": self.paired, "unpaired": self.unpaired,
                 "wait_share": self.wait_share, "late": self.late and {"pid": self.late[0], "device": self.late[1]},
                 "late_share": self.late_share, "sentence": self.sentence, "notes": self.notes}

@@ -57,6 +57,7 @@ class Decomposition:
 
     @property
     def window_s(self) -> float:
+        """Length of the window, s."""
         return (self.window_ns[1] - self.window_ns[0]) / 1e9
 
     @property

@@ -37,6 +37,7 @@ class Diff:
     notes: list[str]
 
     def to_dict(self) -> dict:
+        """For JSON, with the fifty kernels that moved most."""
         return {"a": self.a, "b": self.b, "unit": self.unit, "a_units": self.a_units, "b_units": self.b_units,
                 "ratio": self.ratio, "sentence": self.sentence, "categories": self.categories.to_dict("records"),
                 "kernels": self.kernels.head(50).to_dict("records"), "steps": self.steps.to_dict("records"),

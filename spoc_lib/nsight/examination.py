@@ -38,6 +38,7 @@ class Examination:
 
     @property
     def simulated(self) -> bool:
+        """Whether the twin wrote the trace."""
         return self.decomposition.simulated
 
     def gates(self) -> pd.DataFrame:
@@ -45,6 +46,7 @@ class Examination:
         return gates(self.decomposition, self.expect_gpus)
 
     def gate_sentence(self) -> str:
+        """The gates in one sentence."""
         return gate_sentence(self.gates())
 
     def advice(self) -> list[str]:
@@ -113,6 +115,7 @@ class Examination:
         return said
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return {
             "trace": self.path.name,
             "simulated": self.simulated,

@@ -29,6 +29,7 @@ class IdleReport:
     sentence: str
 
     def to_dict(self) -> dict:
+        """For JSON."""
         return {"causes": self.table.to_dict("records"), "sentence": self.sentence}
 
 

@@ -53,6 +53,7 @@ class Verdict:
         return found.iloc[0].to_dict() if len(found) else {}
 
     def to_dict(self) -> dict:
+        """For JSON."""
         return {"model": self.model, "gpu": self.gpu, "gpus": self.gpus, "steps": self.steps,
                 "simulated": self.simulated, "compute_type": self.compute_type,
                 "compute_type_shown": self.compute_type_shown, "resources": self.resources,

@@ -36,9 +36,13 @@ class TraceSource(Protocol):
     path: Path
     file: Path
 
-    def tables(self) -> frozenset[str]: ...
+    def tables(self) -> frozenset[str]:
+        """Names of the tables that are there."""
+        ...
 
-    def columns(self, table: str) -> tuple[str, ...]: ...
+    def columns(self, table: str) -> tuple[str, ...]:
+        """Names of a table's columns; empty where there is no such table."""
+        ...
 
     def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None,
              starts: Mapping[str, Sequence[str]] | None = None) -> list[tuple]:
@@ -50,7 +54,9 @@ class TraceSource(Protocol):
         """int64 arrays of shape (columns, rows), chunk by chunk, NULL as `sqlitepages.NULL`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of the file."""
+        ...
 
 
 def cpu_threads() -> int:
@@ -102,9 +108,11 @@ class SqliteSource:
         return InputError("damaged", f"{self.path} is damaged ({error}): copy or export it again")
 
     def tables(self) -> frozenset[str]:
+        """See `TraceSource`."""
         return self._tables
 
     def columns(self, table: str) -> tuple[str, ...]:
+        """See `TraceSource`."""
         return tuple(row[1] for row in self._info(table))
 
     def _info(self, table: str) -> list[tuple]:
@@ -117,6 +125,7 @@ class SqliteSource:
 
     def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None,
              starts: Mapping[str, Sequence[str]] | None = None) -> list[tuple]:
+        """See `TraceSource`."""
         names = ", ".join(f'"{column}"' for column in columns)
         tests: list[str] = []
         values: list[object] = []
@@ -133,6 +142,7 @@ class SqliteSource:
             raise self._damaged(error) from error
 
     def integers(self, table: str, columns: Sequence[str]) -> Iterator[np.ndarray]:
+        """See `TraceSource`; plain tables are read page by page, past SQLite's own machine."""
         info = self._info(table)
         order = {row[1]: index for index, row in enumerate(info)}
         plain = table in self._roots and not any(
@@ -169,6 +179,7 @@ class SqliteSource:
                              f"the columns {', '.join(columns)}") from error
 
     def close(self) -> None:
+        """See `TraceSource`."""
         self._connection.close()
 
 
@@ -200,6 +211,7 @@ class ParquetSource:
                              f"'nsys export --type parquetdir' wrote")
 
     def tables(self) -> frozenset[str]:
+        """See `TraceSource`."""
         return frozenset(self._files)
 
     def _open(self, table: str) -> pq.ParquetFile:
@@ -213,6 +225,7 @@ class ParquetSource:
         return InputError("damaged", f"{self._files[table]} is damaged ({said}): export it again")
 
     def columns(self, table: str) -> tuple[str, ...]:
+        """See `TraceSource`."""
         if table not in self._files:
             return ()
         with self._open(table) as file:
@@ -220,6 +233,7 @@ class ParquetSource:
 
     def rows(self, table: str, columns: Sequence[str], where: Mapping[str, Sequence] | None = None,
              starts: Mapping[str, Sequence[str]] | None = None) -> list[tuple]:
+        """See `TraceSource`."""
         with self._open(table) as file:
             try:
                 found = file.read(columns=sorted({*columns, *(where or {}), *(starts or {})}))

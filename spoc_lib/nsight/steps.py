@@ -32,6 +32,7 @@ class Steps:
     notes: list[str] = field(default_factory=list)
 
     def of(self, rank: Rank) -> pd.DataFrame:
+        """The steps of one rank; empty where none were found."""
         found = self.by_rank.get(rank)
         return found if found is not None else pd.DataFrame(columns=list(STEP_COLUMNS))
 

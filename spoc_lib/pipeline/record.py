@@ -37,10 +37,14 @@ class Told(Protocol):
     profile: config.Profile
 
     @property
-    def folder(self) -> Path: ...
+    def folder(self) -> Path:
+        """Where the stage's files go."""
+        ...
 
     @property
-    def script(self) -> ConversationScript: ...
+    def script(self) -> ConversationScript:
+        """The conversations of the run."""
+        ...
 
 
 def keep_inputs(folder: Path, cluster: config.Cluster, parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -36,6 +36,7 @@ class Run:
 
     @property
     def id(self) -> str:
+        """The folder's name."""
         return self.folder.name
 
     @classmethod
@@ -106,23 +107,29 @@ class Run:
 
     @classmethod
     def all(cls) -> list[Run]:
+        """Every run in outputs/, by name."""
         return [cls(path.parent) for path in sorted(outputs_dir().glob("[!.]*/run.json"))]
 
     @property
     def state_path(self) -> Path:
+        """Its run.json."""
         return self.folder / "run.json"
 
     @property
     def state(self) -> dict[str, Any]:
+        """run.json as it stands now."""
         return read_json(self.state_path, "run state")
 
     def update(self, **facts: Any) -> None:
+        """Write facts into run.json, beside those that are there."""
         write_json(self.state_path, {**self.state, **facts})
 
     def stage_state(self, number: str) -> dict[str, Any]:
+        """What run.json says of a stage; `state` is `absent` where it never began."""
         return self.state["stages"].get(number, {"state": "absent"})
 
     def set_stage(self, number: str, **facts: Any) -> None:
+        """Write facts of a stage into run.json, beside those that are there."""
         stages = self.state["stages"]
         stages[number] = {**stages.get(number, {}), **facts}
         self.update(stages=stages)

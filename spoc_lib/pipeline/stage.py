@@ -42,6 +42,7 @@ class Stage:
 
     @property
     def seed(self) -> int:
+        """Of workload and search."""
         return self.parameters.seed
 
     @cached_property
@@ -106,6 +107,7 @@ class Stage:
 
     @property
     def flags_origin(self) -> str:
+        """Where the flags come from, in words."""
         if getattr(self.parameters, "flags", ""):
             return "given as parameter"
         return (

@@ -129,18 +129,22 @@ class Look:
 
     @property
     def colour(self) -> str:
+        """Of lines, bars and borders."""
         return SERIES[self.place % len(SERIES)]
 
     @property
     def line(self) -> dict[str, str]:
+        """Plotly's `line`: colour and dash."""
         return {"color": self.colour, "dash": DASHES[self.place % len(DASHES)]}
 
     @property
     def marker(self) -> dict[str, object]:
+        """Plotly's `marker`: symbol and colour."""
         return {"symbol": MARKERS[self.place % len(MARKERS)], "size": 9, "color": self.colour}
 
     @property
     def bar(self) -> dict[str, object]:
+        """Plotly's `marker` of a bar: colour and pattern."""
         return fill(self.colour, self.place)
 
 

@@ -80,6 +80,7 @@ class Answer:
 
     @property
     def knee_trial(self) -> int | None:
+        """Number of the knee's trial; None without a feasible one."""
         return None if self.knee is None else int(self.knee["trial"])
 
     @cached_property

@@ -99,6 +99,7 @@ class HardwareClass(Strict):
     excluded: list[str] = Field([], alias="except")
 
     def fits(self, gpu: GpuSpec) -> bool:
+        """Whether `gpu` is of this class."""
         if self.gpus is not None:
             return gpu.name in self.gpus
         return gpu.memory_gib >= self.min_memory_gib and not any(word in gpu.name for word in self.excluded)

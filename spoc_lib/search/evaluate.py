@@ -32,6 +32,7 @@ class TrialFailure(SpocError):
 
     @property
     def failure_class(self) -> str:
+        """The kind of failure, for tables."""
         return self.code
 
 
@@ -59,6 +60,7 @@ class Measurement:
 
     @property
     def values(self) -> pareto.Point:
+        """The three objectives, in their order; NaN where the first is unknown."""
         first = self.figures[self.objectives[0]]
         return math.nan if first is None else first, self.ttft_p95_s, self.itl_p95_s
 

@@ -17,9 +17,11 @@ class RecordedScript:
         self._records: dict[int, list[tuple[int, Turn]]] = {}
 
     def user(self, number: int) -> RecordedUser:
+        """User `number`, from memory where it was played before."""
         return RecordedUser(self._script, number, self._records.setdefault(number, []))
 
     def users(self, count: int) -> Iterator[RecordedUser]:
+        """The first `count` users."""
         return (self.user(number) for number in range(count))
 
 

@@ -47,13 +47,16 @@ class SlotSampler(NSGAIISampler):
         self._mutation = np.random.default_rng(int(mutating))
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Seed the draws by the trial's slot (Optuna calls this)."""
         self._start(slot_of(study, trial.number))
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All flags that have more than one value (Optuna calls this)."""
         return {name: dist for name, dist in self._distributions.items() if not dist.single()}
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial,
                         search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+        """A child of the population, drawn again while it is unwanted (Optuna calls this)."""
         child = self._breeder.sample_relative(study, trial, search_space)
         for name, distribution in search_space.items():
             if name not in child:  # the first generation, or a mutated gene
@@ -68,6 +71,7 @@ class SlotSampler(NSGAIISampler):
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
                            param_distribution: BaseDistribution) -> Any:
+        """One flag at random (Optuna calls this)."""
         return self._drawer.sample_independent(study, trial, param_name, param_distribution)
 
 

@@ -42,6 +42,7 @@ class StudyKey:
     space: str
 
     def of(self, flags: Flags) -> str:
+        """Identity of an answer: these flags, this workload, this engine."""
         return digest([flags_key(flags), self.workload, self.engine])
 
 
@@ -78,6 +79,7 @@ class SearchStudy:
 
     @property
     def key(self) -> StudyKey:
+        """What an answer must share to be taken from the cache."""
         return StudyKey(self.workload, self.evaluator.version, self.space.digest())
 
     @property

@@ -61,6 +61,7 @@ class LaunchFailure(SpocError):
 
     @property
     def failure_class(self) -> str:
+        """The kind of failure, for tables."""
         return self.code
 
 

@@ -64,6 +64,7 @@ class GuardedProcess:
 
     @property
     def alive(self) -> bool:
+        """Whether it still runs."""
         return self._guard.poll() is None
 
     @property

@@ -28,6 +28,7 @@ class Identity:
 
     @property
     def simulated(self) -> bool:
+        """Whether it is the twin that answers."""
         return self.passport is not None
 
 

@@ -60,6 +60,7 @@ class RungBook:
         self.entries: list[Entry] = []
 
     def path(self, number: int) -> Path:
+        """Folder of a rung, made where it is not there."""
         path = self.folder / "rungs" / f"{number:02d}"
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -111,6 +112,7 @@ class RungBook:
 
     @property
     def ladder_entries(self) -> list[Entry]:
+        """The rungs that count."""
         return [entry for entry in self.entries if entry.on_ladder]
 
     def rungs(self) -> pd.DataFrame:
@@ -136,6 +138,7 @@ class RungBook:
         return as_table([row for entry in self.entries for row in entry.personas], SLO_VERDICTS).to_pandas()
 
     def invalid_users(self) -> list[int]:
+        """Users of the rungs that said nothing."""
         return [entry.row["users"] for entry in self.ladder_entries if entry.row["verdict"] == "invalid"]
 
 

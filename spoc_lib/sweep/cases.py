@@ -135,6 +135,7 @@ class Paced(AroundScript):
 
     @property
     def gap_cap_s(self) -> float:
+        """Longest think time, s."""
         return self.scale * super().gap_cap_s
 
     def user(self, number: int) -> UserScript:

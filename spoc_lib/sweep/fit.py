@@ -55,6 +55,7 @@ class Crossing:
 
     @property
     def relative_width(self) -> float:
+        """Width of the interval over the capacity; inf where it is not bounded."""
         return (self.high - self.low) / self.users if 0 < self.users < math.inf else math.inf
 
 

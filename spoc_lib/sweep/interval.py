@@ -44,10 +44,12 @@ class Samples:
         return len(self.value_s)
 
     def where(self, mask: np.ndarray) -> Samples:
+        """Those that `mask` picks."""
         return Samples(self.value_s[mask], self.weight[mask], self.user[mask], self.time_s[mask])
 
     @classmethod
     def concatenate(cls, parts: list[Samples]) -> Samples:
+        """All parts as one."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts])
                      for name in ("value_s", "weight", "user", "time_s")))
 

@@ -46,6 +46,8 @@ class Records:
 
     @classmethod
     def of(cls, requests: pd.DataFrame) -> Records:
+        """From REQUESTS."""
+
         def numbers(column: str, fallback: str | None = None) -> np.ndarray:
             values = requests[column].to_numpy(float, na_value=np.nan)
             if fallback is not None:
@@ -63,10 +65,12 @@ class Records:
 
     @property
     def failed(self) -> np.ndarray:
+        """Mask of the requests that failed."""
         return self.outcome == "failed"
 
     @property
     def censored(self) -> np.ndarray:
+        """Mask of the requests that the rung's end cut."""
         return self.outcome == "censored"
 
     def cut_s(self, rung_end_s: float) -> np.ndarray:

@@ -87,4 +87,5 @@ class PageReader:
         return response.read1(65536)
 
     def close(self) -> None:
+        """Let go of the connection."""
         self._connection.close()

@@ -81,10 +81,12 @@ class Histogram:
 
     @property
     def count(self) -> float:
+        """Values in all."""
         return float(self.counts.sum())
 
     @property
     def mean(self) -> float:
+        """Their mean; NaN of none."""
         return self.sum / self.count if self.count else float("nan")
 
     def quantile_bounds(self, q: float) -> tuple[float, float]:

@@ -71,6 +71,7 @@ class OpenScript(AroundScript):
         return _Arrival(self.script.user(number), at)
 
     def describe(self) -> dict[str, Any]:
+        """The script's own description, and the arrivals."""
         return {**getattr(self.script, "describe", dict)(), "arrivals": len(self.times_s)}
 
 

@@ -96,9 +96,11 @@ class Script:
         return Script, tuple(getattr(self, one.name) for one in fields(self) if one.init)
 
     def user(self, number: int) -> User:
+        """User `number` (see `script.ConversationScript`)."""
         return User(self, self._ground, self._specs[self._sequence[number]], number)
 
     def users(self, count: int) -> Iterator[User]:
+        """The first `count` users."""
         return (self.user(number) for number in range(count))
 
     def limit(self, persona: Persona) -> int:

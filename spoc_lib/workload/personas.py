@@ -32,6 +32,7 @@ class RecordedSet(PersonaSet):
 
     @classmethod
     def of(cls, document: dict[str, Any], recorded: ImportResult) -> RecordedSet:
+        """A set whose users play `recorded` sessions."""
         described = yamlfile.parse(cls, document, "the recorded sessions")
         described._recorded = recorded
         return described

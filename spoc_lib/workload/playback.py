@@ -20,6 +20,7 @@ class Pace:
     tokens_per_s: float = 60.0
 
     def service_s(self, output_tokens: int) -> float:
+        """Seconds from sending to the last token."""
         return self.ttft_s + output_tokens / self.tokens_per_s
 
 

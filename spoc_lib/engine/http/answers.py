@@ -27,6 +27,7 @@ class Usage:
     created_cache_tokens: int | None = None
 
     def counts(self) -> dict:
+        """As `usage` stands in an answer."""
         return {"prompt_tokens": self.prompt_tokens,
                 "total_tokens": self.prompt_tokens + self.completion_tokens,
                 "completion_tokens": self.completion_tokens}

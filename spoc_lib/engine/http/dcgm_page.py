@@ -77,6 +77,7 @@ class DcgmPage:
                 sample.value = float(value)
 
     def render(self) -> bytes:
+        """The page as it stands now."""
         return self._registry.render()
 
 

@@ -181,6 +181,7 @@ class MetricsPage(StepObserver):
     # what happens
 
     def step(self, result: StepResult, delivered: list[tuple[Generation, int]]) -> None:
+        """Count a step and the tokens that it delivered: (generation, new tokens)."""
         now, computed, generated = result.end_s, 0, 0
         gaps: dict[float, int] = {}
         for one, new in delivered:
@@ -205,6 +206,7 @@ class MetricsPage(StepObserver):
         self.activity.add(result)
 
     def finished(self, generation: Generation, now: float) -> None:
+        """Count a generation that ended at `now`."""
         one = generation
         self._success[one.finish_reason].value += 1
         if one.finish_reason == "abort" or one.first_token_s is None or one.last_token_s is None:
@@ -225,6 +227,7 @@ class MetricsPage(StepObserver):
             histogram.observe(seconds)
 
     def late(self, seconds: float) -> None:
+        """Count how late a step was delivered."""
         self._lag.observe(seconds)
 
     def rejected(self, reason: str) -> None:
@@ -279,6 +282,7 @@ class ActivitySum:
         self._taken_s = time.monotonic()
 
     def add(self, result: StepResult) -> None:
+        """Count what the GPUs did in a step."""
         if result.batch.tokens:
             engine = self._engine
             components = engine.step_time.components(result.batch)

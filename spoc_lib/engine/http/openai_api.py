@@ -28,6 +28,7 @@ class ApiError(Exception):
         self.status, self.message, self.kind, self.param = status, message, kind, param
 
     def body(self) -> bytes:
+        """The body of the answer."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
         return orjson.dumps({"error": error})
 
@@ -95,19 +96,23 @@ class GenerateRequest(_Body):
 
     @property
     def stops(self) -> list[str]:
+        """The stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else (self.stop or [])
 
     @property
     def include_usage(self) -> bool:
+        """Whether a last chunk with the usage is asked for."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
+        """Whether every chunk shall carry the usage so far."""
         options = self.stream_options
         return bool(options and options.include_usage and options.continuous_usage_stats)
 
     @property
     def output_limit(self) -> int | None:
+        """Tokens of one choice at most; None: as many as the context holds."""
         return self.max_tokens
 
 

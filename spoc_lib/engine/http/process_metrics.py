@@ -34,6 +34,7 @@ class ProcessMetrics:
         self._most = registry.family("process_max_fds", "gauge", "Limit of open file descriptors.").child()
 
     def update(self) -> None:
+        """Read the process's own counters."""
         for generation, stats in enumerate(gc.get_stats()):
             for name, family in self._gc.items():
                 family.child(generation=str(generation)).value = stats[name]

@@ -39,6 +39,7 @@ class Sample:
         self._prefix = f"{name}{labelled(labels)} "
 
     def lines(self) -> list[str]:
+        """Its line of the page."""
         return [self._prefix + number(self.value)]
 
 
@@ -52,10 +53,12 @@ class Summary:
         self._prefixes = [f"{name}_{part}{labelled(labels)} " for part in ("count", "sum")]
 
     def observe(self, value: float) -> None:
+        """Count a value."""
         self.count += 1
         self.sum += value
 
     def lines(self) -> list[str]:
+        """Its lines of the page."""
         return [self._prefixes[0] + number(self.count), self._prefixes[1] + number(self.sum)]
 
 
@@ -74,13 +77,16 @@ class Histogram:
 
     @property
     def count(self) -> int:
+        """Values so far."""
         return sum(self._counts)
 
     def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times
 
     def lines(self) -> list[str]:
+        """Its lines of the page, buckets cumulated."""
         total, values = 0, []
         for count in self._counts:
             total += count
@@ -117,6 +123,7 @@ class Family:
         return found
 
     def lines(self) -> list[str]:
+        """Its lines of the page, head and creation times included; none while it has no children."""
         if not self._children:
             return []
         lines = [self._head]
@@ -137,11 +144,13 @@ class Registry:
 
     def family(self, name: str, kind: str, description: str, *, created: bool = False,
                buckets: Sequence[float] = ()) -> Family:
+        """A new family, at the page's end."""
         family = Family(name, kind, description, created=created, buckets=buckets)
         self._families.append(family)
         return family
 
     def render(self) -> bytes:
+        """The page."""
         lines: list[str] = []
         for family in self._families:
             lines += family.lines()

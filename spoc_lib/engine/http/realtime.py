@@ -125,6 +125,7 @@ class RealtimeEngine:
 
     @property
     def unfinished(self) -> int:
+        """Generations that have not ended."""
         return len(self._live)
 
     @property

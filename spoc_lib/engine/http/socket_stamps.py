@@ -25,6 +25,7 @@ class StampedSocket(socket.socket):
     stamps: dict[int, float]
 
     def recv(self, size: int, flags: int = 0) -> bytes:
+        """As a socket's; also notes when the kernel received the data."""
         data, ancillary, _, _ = self.recvmsg(size, _SPACE, flags)
         now = time.monotonic()
         self.stamps[self.fileno()] = now - _age_s(ancillary)
@@ -48,6 +49,7 @@ class StampingListener(socket.socket):
         self.stamps: dict[int, float] = {}
 
     def accept(self) -> tuple[socket.socket, object]:
+        """As a socket's; the connection stamps what it receives (Linux)."""
         plain, address = super().accept()
         if sys.platform != "linux":
             return plain, address

@@ -62,6 +62,7 @@ class Job(ABC):
         self._open_choices = len(generations)
 
     def choice_done(self) -> None:
+        """One choice has ended; with the last one the answer is complete."""
         self._open_choices -= 1
         if self._open_choices == 0:
             self.complete()
@@ -88,6 +89,8 @@ class Collected(Job):
     """The whole answer in one body."""
 
     def receiver(self, index: int, reply: Reply) -> Receiver:
+        """What the engine calls for choice `index`."""
+
         def deliver(_tokens: int, finish_reason: str | None) -> None:
             if finish_reason is not None:
                 self.choice_done()
@@ -98,6 +101,7 @@ class Collected(Job):
         """Nothing is sent before the end."""
 
     async def close(self) -> web.StreamResponse:
+        """The whole answer."""
         choices = []
         for index, one in enumerate(self._generations):
             split = min(self.style.reasoning_tokens, one.tokens)
@@ -119,11 +123,13 @@ class Streamed(Job):
         self._framed = True
 
     def receiver(self, index: int, reply: Reply) -> Receiver:
+        """What the engine calls for choice `index`."""
         choice = _StreamedChoice(self, index, reply)
         self._choices.append(choice)
         return choice.deliver
 
     def expect(self, generations: list[Generation]) -> None:
+        """Learn which generations give the choices."""
         super().expect(generations)
         for choice, generation in zip(self._choices, generations, strict=True):
             choice.writer = ChunkWriter(
@@ -144,18 +150,22 @@ class Streamed(Job):
 
     @property
     def congested(self) -> bool:
+        """Whether the client reads more slowly than it is written to."""
         return self._transport.get_write_buffer_size() > BACKLOG_BYTES
 
     def write(self, event: bytes) -> None:
+        """Send an event, unless the client is gone."""
         if not self._transport.is_closing():
             self._transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self._framed else event)
 
     def complete(self) -> None:
+        """Send the usage where it was asked for, and the end of the stream."""
         if self.style.usage:
             self.write(self.answer.usage_chunk(self.usage()))
         self.write(DONE)
 
     async def close(self) -> web.StreamResponse:
+        """End the response."""
         await self._response.write_eof()
         return self._response
 

@@ -53,12 +53,14 @@ class TokenCache:
         self._young_tokens = 0
 
     def get(self, key: Any) -> array | None:
+        """The token ids kept under `key`; None where there are none."""
         found = self._young.get(key)
         if found is None and (found := self._old.get(key)) is not None:
             self.put(key, found)
         return found
 
     def put(self, key: Any, ids: array) -> None:
+        """Keep token ids; the older generation goes when the younger is full."""
         if self._young_tokens > self._half:
             self._old, self._young, self._young_tokens = self._young, {}, 0
         self._young[key] = ids
@@ -169,6 +171,7 @@ class Reply:
 
     @property
     def token_ids(self) -> np.ndarray:
+        """Ids of the tokens so far."""
         return self.words.ids[self.indices[:self.length]]
 
     def piece(self, start: int, stop: int) -> bytes:
@@ -188,6 +191,7 @@ class Reply:
         return max(0, min(int(self._ends[tokens - 1]) - self._hold, self._end))
 
     def text(self, start: int = 0, stop: int | None = None) -> str:
+        """The text of tokens `start` to `stop`."""
         return self.piece(start, self.length if stop is None else stop).decode()
 
 
@@ -211,6 +215,7 @@ class HashedContent:
         self._keys = sums.tobytes()
 
     def key(self, index: int) -> bytes:
+        """Key of block `index`, 16 bytes."""
         return self._keys[16 * index:16 * index + 16]
 
     def append(self, token: int) -> None:

@@ -28,6 +28,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
+        """Blocks that nobody uses."""
         return self.unhashed + len(self.lru)
 
     def take(self, count: int, group: int) -> list[Block]:
@@ -53,6 +54,7 @@ class BlockPool:
                     self.lru[block] = None
 
     def touch(self, blocks: list[Block]) -> None:
+        """Use `blocks` once more; those that were free leave the queue of evictable ones."""
         for block in blocks:
             if block.users == 0:
                 del self.lru[block]
@@ -64,6 +66,7 @@ class BlockPool:
         self.index[block.group].setdefault(key, []).append(block)
 
     def find(self, key: bytes, group: int) -> Block | None:
+        """A cached block with this key in `group`; None where there is none."""
         copies = self.index[group].get(key)
         return copies[0] if copies else None
 

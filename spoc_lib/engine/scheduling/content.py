@@ -40,6 +40,7 @@ class TokenContent:
         self._keys: list[bytes] = []
 
     def key(self, index: int) -> bytes:
+        """Key of full block `index`, chained to those before it; IndexError where it is not full."""
         keys, size = self._keys, self._block_size
         while len(keys) <= index:
             start = len(keys) * size
@@ -50,6 +51,7 @@ class TokenContent:
         return keys[index]
 
     def append(self, token: int) -> None:
+        """One more token."""
         self.tokens.append(token)
 
 
@@ -87,6 +89,7 @@ class SymbolicContent:
         return other
 
     def key(self, index: int) -> bytes:
+        """Key of full block `index`, chained to those before it."""
         while len(self._keys) <= index:
             parent = self._keys[-1] if self._keys else b""
             self._keys.append(_chained(parent, self._next_block()))

@@ -190,6 +190,7 @@ class EngineCore:
         return self.scheduler.cache.pool.reset()
 
     def stats(self) -> CoreStats:
+        """Queues, KV usage and counters as they stand."""
         counters = self.scheduler.counters
         return CoreStats(len(self.scheduler.running), len(self.scheduler.waiting), self.scheduler.cache.usage,
                          counters.prefix_queries, counters.prefix_hits, counters.preemptions,
@@ -223,6 +224,7 @@ class EngineLoop:
 
     @property
     def idle(self) -> bool:
+        """Whether nothing is planned and no request is there."""
         return not self._planned and not self.core.has_requests
 
     @property

@@ -70,6 +70,7 @@ class KVCache:
 
     @property
     def usage(self) -> float:
+        """Share of the blocks in use, 0 to 1."""
         return 1.0 - self.pool.free / self.pool.size if self.pool.size else 0.0
 
     # look-up

@@ -53,6 +53,7 @@ class RecordedConfig(_Record):
 
     @property
     def concurrent_batches(self) -> int:
+        """Steps that may be under way at once."""
         return self.max_concurrent_batches or (2 if self.async_scheduling else 1)
 
 

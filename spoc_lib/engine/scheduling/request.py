@@ -73,6 +73,7 @@ class Request:
 
     @property
     def num_output(self) -> int:
+        """Tokens generated so far."""
         return self.num_tokens - self.num_prompt
 
     def output_token(self, index: int) -> int:

@@ -31,6 +31,7 @@ class CompiledStep(NamedTuple):
 
     @property
     def max_tokens(self) -> int:
+        """The largest step that the table holds, tokens."""
         return self.table.shape[1] - 1
 
     def seconds(self, batch) -> float:

@@ -37,6 +37,7 @@ class Shard:
 
     @property
     def heads(self) -> float:
+        """Query heads of one GPU."""
         return self.model.heads / self.gpu_count
 
     @property
@@ -46,6 +47,7 @@ class Shard:
 
     @property
     def full_layers(self) -> int:
+        """Layers whose attention sees the whole context."""
         return self.model.layers - self.model.sliding_layers
 
     @property

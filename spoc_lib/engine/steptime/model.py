@@ -46,6 +46,7 @@ class StepTimeModel:
 
     @cached_property
     def shard(self) -> kernels.Shard:
+        """The part of the model that one GPU computes."""
         return kernels.Shard(self.model, self.gpu, self.gpu_count, self.parameters)
 
     @cached_property

@@ -48,6 +48,7 @@ class Audit:
 
     @property
     def passed(self) -> bool:
+        """Whether every gate holds."""
         return all(gate.passed for gate in self.gates)
 
     @property

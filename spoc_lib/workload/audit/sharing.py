@@ -46,6 +46,7 @@ class Sharing:
 
     @property
     def hit_ratio(self) -> float:
+        """Share of the prompt tokens that an endless cache would hold."""
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 

@@ -48,6 +48,7 @@ class Depth(Strict):
 
     @property
     def weights(self) -> tuple[float, ...]:
+        """Shares from the root down."""
         return self.organisation, self.repository, self.directory, self.files
 
 
@@ -68,6 +69,7 @@ class Geometry(Strict):
     align_tokens: Annotated[int, Field(ge=1)] | None = None
 
     def levels(self) -> tuple[Level, Level, Level]:
+        """The levels below the root, from the top down."""
         return self.repositories, self.directories, self.files
 
 

@@ -114,4 +114,5 @@ class PersonaSet(Strict):
         return [slo.model_copy(update={"persona": one.name}) for one in self.personas for slo in one.slos]
 
     def persona(self, name: str) -> Persona:
+        """The persona of that name; StopIteration where there is none."""
         return next(persona for persona in self.personas if persona.name == name)

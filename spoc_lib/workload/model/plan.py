@@ -48,6 +48,7 @@ class Plan:
 
     @property
     def turns(self) -> int:
+        """How many there are."""
         return len(self.output_tokens)
 
 

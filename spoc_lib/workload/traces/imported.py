@@ -26,9 +26,11 @@ class ImportedScript(Recording):
     """
 
     def user(self, number: int) -> ImportedUser:
+        """User `number` (see `script.ConversationScript`)."""
         return ImportedUser(self, number)
 
     def users(self, count: int) -> Iterator[ImportedUser]:
+        """The first `count` users."""
         return (self.user(number) for number in range(count))
 
     def with_gap_cap(self, gap_cap_s: float) -> ImportedScript:
@@ -42,6 +44,7 @@ class ImportedScript(Recording):
                               self.timing)
 
     def describe(self) -> dict[str, Any]:
+        """What was built from what, for the record."""
         return {"personas": "imported", "sessions": len(self.main), "seed": self.seed, "salt": self.salt,
                 "gap_cap_s": self.gap_cap_s, "start": self.start, "context_limit": self.context_limit,
                 "timing": self.timing}
@@ -60,6 +63,7 @@ class RecordedTexts:
                        for session in script.sessions for request in session.requests for m in request.messages}
 
     def text(self, segment: Segment) -> str:
+        """The text of a segment: as recorded, else the corpus's."""
         return self.stream_text(segment.stream, segment.tokens)
 
     def stream_text(self, stream: int, tokens: int) -> str:
@@ -70,4 +74,5 @@ class RecordedTexts:
         return self._base.stream_text(stream, tokens)
 
     def summary(self) -> dict[str, Any]:
+        """The corpus's, and how many texts are recorded."""
         return {**self._base.summary(), "recorded_texts": len(self._texts)}

@@ -21,6 +21,7 @@ class ImportedUser:
         self._session, self._copy = 0, 0
 
     def next(self, history_tokens: int) -> Turn:
+        """The next turn (see `script.UserScript`)."""
         script = self._script
         if self._conversation < 0 and script.start == "stationary":
             found = script.found(self.user)

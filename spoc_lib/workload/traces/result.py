@@ -24,10 +24,12 @@ class ImportResult:
 
     @property
     def sessions(self) -> int:
+        """Sessions of people; sub-agents' are not counted."""
         return len(self.main_sessions)
 
     @property
     def main_sessions(self) -> list[Session]:
+        """Those that no other session started."""
         return [session for session in self.all_sessions if session.parent is None]
 
     @property
@@ -42,6 +44,7 @@ class ImportResult:
 
     @property
     def own_history_reuse(self) -> float:
+        """Share of later prompts' tokens that stood in the session's own prompt before; NaN of none."""
         later = [request for session in self.main_sessions for request in session.requests
                  if request.own_tokens is not None]
         prompt = sum(request.prompt_tokens for request in later)
