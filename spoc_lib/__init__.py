@@ -10,7 +10,7 @@ Five lines from a blank notebook to a figure::
 
 Rooms, each importing only from those before it::
 
-    core < config < workload < engine < servers < load < telemetry < search, sweep, nsight < report < pipeline < cli
+    core < config < workload < engine < servers < load < telemetry < sweep, nsight < search < report < pipeline < cli
 
 Importing any of them opens no socket, patches nothing and touches no network.
 """
@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spoc_lib.core.version import VERSION
+
 if TYPE_CHECKING:
     from spoc_lib.interactive import cluster, clusters, compare, latest, quick_capacity, run, runs
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["cluster", "clusters", "compare", "latest", "quick_capacity", "run", "runs"]
 
 

@@ -20,17 +20,17 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from spoc_lib import __version__
 from spoc_lib.config import load_gpu
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import plain, write_text
 from spoc_lib.core.schemas import REQUESTS
 from spoc_lib.core.stats import percentile
 from spoc_lib.core.tables import read_table
+from spoc_lib.core.version import VERSION
 from spoc_lib.report.export import provenance_of
 from spoc_lib.report.verdict import Answer
 
-VERSION = "0.2.1"
+SCHEMA_VERSION = "0.2.1"
 #: Percentiles that the schema names.
 POINTS = {"p1": 1, "p5": 5, "p10": 10, "p25": 25, "p50": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99}
 
@@ -80,7 +80,7 @@ def _report(answer: Answer, row: dict[str, Any], requests: pd.DataFrame) -> dict
     seconds = row["window_end_s"] - row["window_start_s"]
     clock = "simulated seconds" if row["driver"] == "virtual" else "seconds"
     return {
-        "version": VERSION,
+        "version": SCHEMA_VERSION,
         "run": {
             "uid": _digest([answer.run, int(row["rung"])]),
             "eid": _digest([answer.run]),
@@ -134,7 +134,7 @@ def _load(answer: Answer, row: dict[str, Any], window: pd.DataFrame) -> dict[str
         "metadata": {"cfg_id": _digest(answer.made.get("data_sha256") or answer.cluster.personas),
                      "description": "closed loop of stateful, multi-turn conversations over a shared monorepo"},
         "standardized": {
-            "tool": "spoc", "tool_version": __version__, "source": "sampled", "stage": int(row["rung"]),
+            "tool": "spoc", "tool_version": VERSION, "source": "sampled", "stage": int(row["rung"]),
             "input_seq_len": _lengths(prompt), "output_seq_len": _lengths(window["intended_output_tokens"]),
             "multi_turn": {"enabled": True},
         },

@@ -15,9 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import spoc_lib
 from spoc_lib.config import Cluster, Profile, load_gpu, load_model
 from spoc_lib.core.files import read_json
+from spoc_lib.core.version import VERSION
 
 PACKAGES = (
     "jupyterlab",
@@ -80,7 +80,7 @@ def asked(parameters: Mapping[str, Any]) -> dict[str, Any]:
 def software() -> dict[str, Any]:
     """Versions and git state of the workbench."""
     return {
-        "spoc": spoc_lib.__version__,
+        "spoc": VERSION,
         "git": git_state(),
         "python": platform.python_version(),
         "packages": package_versions(),

@@ -14,6 +14,7 @@ from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.core.files import write_json, write_text
 from spoc_lib.core.schemas import METRICS
 from spoc_lib.core.tables import write_table
+from spoc_lib.core.version import VERSION
 from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.space import Flags, FlagSpace
@@ -105,11 +106,9 @@ def engine_version(cluster: Cluster) -> str:
     embedded: the workbench's own version; container: the image; process: the `vllm` that the command's Python
     sees, else what `<command> --version` prints.
     """
-    from importlib.metadata import version
-
     engine = cluster.engine
     if engine.kind == "embedded":
-        return f"embedded {version('spoc-workbench')}"
+        return f"embedded {VERSION}"
     if engine.kind == "container":
         return required(engine.image, "image")
     program = required(engine.command, "command")[0]

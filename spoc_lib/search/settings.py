@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from spoc_lib.config import Cluster, Profile, SearchSpec
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
+from spoc_lib.core.version import VERSION
 
 SETTINGS = "search.json"
 
@@ -37,7 +37,7 @@ def write_settings(cluster: Cluster, profile: Profile, folder: Path, seed: int, 
     if (folder / SETTINGS).is_file() and not resume:
         raise InputError("search-exists", f"{folder} holds a search already: resume it, or name another folder")
     settings = {"cluster": cluster.model_dump(mode="json"), "profile": profile.model_dump(mode="json"),
-                "seed": seed, "trials": trials, "confirm": confirm, "workbench": version("spoc-workbench")}
+                "seed": seed, "trials": trials, "confirm": confirm, "workbench": VERSION}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / SETTINGS, settings)
     return settings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
@@ -13,12 +12,13 @@ from spoc_lib.core import schemas
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_json, write_text
 from spoc_lib.core.tables import write_table
+from spoc_lib.core.version import VERSION
 from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.virtual import VirtualRun, play
 from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
-from spoc_lib.search.recorded import RecordedScript
+from spoc_lib.search.remembered import RememberedScript
 from spoc_lib.search.space import Flags, FlagSpace
 from spoc_lib.sweep.drivers import FreshUsers, ScriptFactory
 from spoc_lib.sweep.rung import summarise
@@ -50,9 +50,9 @@ class TwinEvaluator:
     driver: str = "virtual"
 
     def __post_init__(self) -> None:
-        self._script = RecordedScript(self.script_factory(0))
+        self._script = RememberedScript(self.script_factory(0))
         passport = self.engine(self.space.defaults).passport()
-        self.version = (f"twin {version('spoc-workbench')} {passport['model']} {passport['gpu']}x"
+        self.version = (f"twin {VERSION} {passport['model']} {passport['gpu']}x"
                         f"{passport['gpu_count']} {passport['calibration_id']}")
 
     def engine(self, flags: Flags) -> EmbeddedEngine:

@@ -63,7 +63,7 @@ def test_llmd_figures_are_those_of_the_answered_requests(answer):
 
 def test_a_report_that_the_schema_refuses_is_not_written(answer, tmp_path, monkeypatch):
     pytest.importorskip("llmd_benchmark_report", reason="pip install llmd-benchmark-report")
-    monkeypatch.setattr(llmd, "VERSION", "9.9")
+    monkeypatch.setattr(llmd, "SCHEMA_VERSION", "9.9")
     with pytest.raises(ValueError, match="Unsupported schema version"):
         llmd.write(answer, tmp_path)
     assert not list(tmp_path.iterdir())

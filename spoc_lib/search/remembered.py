@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from spoc_lib.workload.script import ConversationScript, Turn, UserScript
 
 
-class RecordedScript:
+class RememberedScript:
     """`script` with its turns kept. A user that is told of another history than the one on record (a failed turn,
     a context limit met earlier) is drawn anew from there: the turns are those of the script in every case."""
 
@@ -16,16 +16,16 @@ class RecordedScript:
         self.seed, self.salt = script.seed, script.salt
         self._records: dict[int, list[tuple[int, Turn]]] = {}
 
-    def user(self, number: int) -> RecordedUser:
+    def user(self, number: int) -> RememberedUser:
         """User `number`, from memory where it was played before."""
-        return RecordedUser(self._script, number, self._records.setdefault(number, []))
+        return RememberedUser(self._script, number, self._records.setdefault(number, []))
 
-    def users(self, count: int) -> Iterator[RecordedUser]:
+    def users(self, count: int) -> Iterator[RememberedUser]:
         """The first `count` users."""
         return (self.user(number) for number in range(count))
 
 
-class RecordedUser:
+class RememberedUser:
     """One user: reads the record while it fits, extends it at its end, leaves it where it does not fit."""
 
     def __init__(self, script: ConversationScript, number: int, record: list[tuple[int, Turn]]) -> None:
