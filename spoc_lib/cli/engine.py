@@ -13,11 +13,6 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                   help="The twin of vLLM V1: serve it over HTTP, run it on a virtual clock, hold it to recordings.")
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps the group a group while it holds a single command."""
-
-
 @app.command()
 def replay(
     files: Annotated[list[str], typer.Argument(help="recorded schedules (JSON), or folders of them")],

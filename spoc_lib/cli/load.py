@@ -16,11 +16,6 @@ app = typer.Typer(
     help="Real Locust users against any OpenAI-compatible endpoint, every request accounted for.")
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps the group a group while it holds a single command."""
-
-
 @app.command("run")
 def run_command(
     base_url: Annotated[str, typer.Option(help="http(s) address of the server, with or without /v1")],

@@ -24,11 +24,6 @@ Rules = Annotated[str | None, typer.Option(
     "--rules", help="YAML file of category rules, tried before the shipped ones")]
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps the group a group while it holds a single command."""
-
-
 def _window(text: str | None) -> tuple[float, float] | None:
     if text is None:
         return None

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from spoc_lib.core.errors import InputError
 
-_TIMEOUT_S = 1800
-
 
 def find_nsys() -> str | None:
     """Path of the `nsys` program, or None."""
@@ -30,14 +28,16 @@ def find_importer() -> str | None:
     return None
 
 
-def _run(command: list[str], what: str, path: Path) -> None:
+def run_tool(command: list[str], what: str, timeout_s: float = 1800, environment: dict[str, str] | None = None) -> None:
+    """Run one of nsys' programs to its end, in `environment` (default: ours); InputError with its last words where it
+    fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment)
     except subprocess.TimeoutExpired as error:
-        raise InputError("nsys-failed", f"{what} of {path} did not end within {_TIMEOUT_S} s") from error
+        raise InputError("nsys-failed", f"{what} did not end within {timeout_s:g} s") from error
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
-        raise InputError("nsys-failed", f"{what} of {path} failed: {lines[-1]}")
+        raise InputError("nsys-failed", f"{what} failed: {lines[-1]}")
 
 
 def convert_qdstrm(path: Path, folder: Path) -> Path:
@@ -47,7 +47,7 @@ def convert_qdstrm(path: Path, folder: Path) -> Path:
         raise InputError("no-importer", f"{path} is an unfinished capture, and QdstrmImporter (in the host folder of "
                          f"Nsight Systems) is not on this machine: convert it where nsys is installed")
     target = folder / f"{path.stem}.nsys-rep"
-    _run([importer, "--input-file", str(path), "--output-file", str(target)], "the conversion", path)
+    run_tool([importer, "--input-file", str(path), "--output-file", str(target)], f"the conversion of {path}")
     return target
 
 
@@ -58,6 +58,6 @@ def export_sqlite(path: Path, folder: Path) -> Path:
         raise InputError("no-nsys", f"{path} needs nsys to be read, and nsys is not on this machine: run "
                          f"'nsys export --type sqlite {path.name}' where it is, and give the .sqlite file")
     target = folder / f"{path.stem}.sqlite"
-    _run([nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target), str(path)],
-         "the export", path)
+    run_tool([nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target), str(path)],
+             f"the export of {path}")
     return target

@@ -7,7 +7,6 @@ does step by step (`engine.marks`); kernels, the twin has none.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +15,11 @@ from pathlib import Path
 import yaml
 
 from spoc_lib.config import Cluster
-from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_text
 from spoc_lib.core.stats import percentile
 from spoc_lib.nsight import nvtx
-from spoc_lib.nsight.nsysrep import find_nsys
+from spoc_lib.nsight.attach import COLLECTED
+from spoc_lib.nsight.nsysrep import find_nsys, run_tool
 from spoc_lib.nsight.trace import open_source
 
 _TIMEOUT_S = 120
@@ -40,8 +39,7 @@ def in_session(cluster: Cluster, name: str, folder: Path) -> Cluster:
 def recording(name: str, output: Path) -> Iterator[None]:
     """Session `name` records while the block runs and leaves `output`.nsys-rep or .qdstrm. InputError when nsys
     refuses."""
-    _nsys("start", f"--session={name}", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true",
-          f"--output={output.absolute()}")
+    _nsys("start", f"--session={name}", *COLLECTED, f"--output={output.absolute()}")
     try:
         yield
     finally:
@@ -49,14 +47,7 @@ def recording(name: str, output: Path) -> Iterator[None]:
 
 
 def _nsys(*arguments: str) -> None:
-    try:
-        done = subprocess.run([str(find_nsys()), *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S,
-                              check=False, env={**os.environ, "LC_ALL": "C"})
-    except subprocess.TimeoutExpired as error:
-        raise InputError("nsys-failed", f"nsys {arguments[0]} did not end within {_TIMEOUT_S} s") from error
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
-        raise InputError("nsys-failed", f"nsys {arguments[0]} failed: {lines[-1]}")
+    run_tool([str(find_nsys()), *arguments], f"nsys {arguments[0]}", _TIMEOUT_S, {**os.environ, "LC_ALL": "C"})
 
 
 def heard(report: Path) -> str:
