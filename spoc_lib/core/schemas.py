@@ -1,4 +1,4 @@
-"""The tables that flow between rooms (design, section 2). Units stand in the names; times are seconds on the
+"""The tables that flow between rooms. Units stand in the names; times are seconds on the
 monotonic clock of the run (on the virtual clock: simulated seconds), each run holding one wall-clock anchor."""
 
 from __future__ import annotations

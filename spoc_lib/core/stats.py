@@ -1,4 +1,4 @@
-"""Percentiles, from raw values only (design, section 6)."""
+"""Percentiles, from raw values only."""
 
 from __future__ import annotations
 

@@ -52,5 +52,5 @@ class StepTime(Protocol):
         ...
 
     def passport(self) -> dict:
-        """model, gpu, count, calibration id, range of validity, held-out error (design, section 4)."""
+        """model, gpu, count, calibration id, range of validity, held-out error."""
         ...

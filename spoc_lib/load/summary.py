@@ -23,7 +23,7 @@ MERGED_RATIO = 0.01
 
 def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame, window: Window,
               facts: Mapping[str, Any], check: SelfCheck | None) -> dict[str, Any]:
-    """The result of `load run`. `facts`: what the clients reported (see `runner`); keys as in the design."""
+    """The result of `load run`, as `--json` writes it. `facts`: what the clients reported (see `runner`)."""
     timed = figures.started_in(requests, window.start_s, window.end_s)
     live = mean_metric(metrics, "live_users", window)
     flight = float(mean_in_flight(requests, np.array([window.start_s, window.end_s]))[0]) if len(requests) else 0.0

@@ -1,7 +1,7 @@
 """NVTX ranges of the embedded engine, captured for real: the server in an interactive session of nsys.
 
 Without a GPU there is no CUDA profiler window, so the session itself is started and stopped. It hears what the engine
-does step by step (`engine.marks`); kernels, the twin has none.
+does step by step (`engine.http.marks`); kernels, the twin has none.
 """
 
 from __future__ import annotations

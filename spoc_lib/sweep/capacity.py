@@ -1,5 +1,4 @@
-"""The answer of a sweep (design, section 9): max users, its interval, what binds, what saturated, or
-*unresolved*."""
+"""The answer of a sweep: max users, its interval, what binds, what saturated, or *unresolved*."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which of a rung's records count for an SLO, and as what.
 
-Which samples count (design, section 6)
+Which samples count (docs/how-the-numbers-are-made.md)
 - Latency belongs to the requests *sent* in the window; ITL to the gaps that *end* in it.
 - A failed request counts as +inf; for ITL with the tokens that its user never received.
 - A request cut off by the end of the rung (censored) is decided as far as it can be. Its first token came:
