@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "spoc_lib"
-#: Floors from the ground up; search, sweep and nsight share one, and sweep's rungs serve the search.
+#: Floors from the ground up; sweep and nsight share one, and sweep's rungs serve the search above.
 FLOORS = [
     ["core"],
     ["config"],
@@ -25,7 +25,7 @@ FLOORS = [
     ["search"],
     ["report"],
     ["pipeline"],
-    ["cli"],
+    ["cli", "interactive"],
 ]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 #: Folders inside a room, each below those that may import it.
