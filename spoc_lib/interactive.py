@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+    from spoc_lib.report.answer import Answer
     from spoc_lib.report.comparison import Compared
-    from spoc_lib.report.verdict import Answer
     from spoc_lib.sweep.quick import QuickCapacity
 
 

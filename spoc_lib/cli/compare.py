@@ -23,7 +23,7 @@ def compare(
     """
     from spoc_lib.pipeline.runs import Run
     from spoc_lib.report import comparison
-    from spoc_lib.report.verdict import Answer
+    from spoc_lib.report.answer import Answer
 
     found = comparison.compare_runs([Answer.read(Run.open(run).folder) for run in runs])
     lines = []

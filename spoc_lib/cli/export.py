@@ -25,7 +25,7 @@ def export(
     from spoc_lib.pipeline.runs import Run
     from spoc_lib.report import export as exports
     from spoc_lib.report import llmd
-    from spoc_lib.report.verdict import Answer
+    from spoc_lib.report.answer import Answer
 
     answer = Answer.read(Run.open(run).folder)
     place = out or answer.folder / "export" / ("metrics.txt" if form == "openmetrics" else form)

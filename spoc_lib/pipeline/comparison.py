@@ -6,7 +6,7 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.pipeline.parameters import P05, of_kind
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.pipeline.stage import Stage
-from spoc_lib.report.verdict import Answer, distinct
+from spoc_lib.report.answer import Answer, distinct
 
 
 def answers_for(stage: Stage) -> list[Answer]:

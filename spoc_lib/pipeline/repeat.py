@@ -14,7 +14,7 @@ from spoc_lib.pipeline.parameters import STAGES
 from spoc_lib.pipeline.record import WITHHELD
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import comparison, digests, index
-from spoc_lib.report.verdict import Answer
+from spoc_lib.report.answer import Answer
 
 #: Provenance that differs between any two runs and says nothing.
 EXPECTED = ("seconds", "finished", "parameters")

@@ -16,7 +16,8 @@ import pandas as pd
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.report import likeness
-from spoc_lib.report.verdict import Answer, metric_value, who
+from spoc_lib.report.answer import Answer
+from spoc_lib.report.verdict import metric_value, who
 from spoc_lib.sweep.compare import Swept, ratio_interval
 
 #: Two rungs stand for "equally many users" up to this relative difference.

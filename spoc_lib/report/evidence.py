@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from spoc_lib.report.verdict import Answer, ratio, sentences, table
+from spoc_lib.report.answer import Answer
+from spoc_lib.report.verdict import ratio, sentences, table
 from spoc_lib.sweep.compare import Swept, compare
 from spoc_lib.sweep.fit import cross, margins
 

@@ -13,7 +13,7 @@ import pandas as pd
 from spoc_lib.core import schemas
 from spoc_lib.core.files import plain, replacing, write_json, write_text
 from spoc_lib.core.tables import read_table
-from spoc_lib.report.verdict import Answer
+from spoc_lib.report.answer import Answer
 
 #: Tables of a run that a CSV folder holds: file, schema.
 TABLES = {

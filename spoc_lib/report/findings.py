@@ -11,8 +11,9 @@ from spoc_lib.config import SHARES
 from spoc_lib.core.schemas import SLO_VERDICTS
 from spoc_lib.core.tables import read_table
 from spoc_lib.report import style
+from spoc_lib.report.answer import Answer
 from spoc_lib.report.comparison import Compared
-from spoc_lib.report.verdict import Answer, metric_value
+from spoc_lib.report.verdict import metric_value
 
 
 def capacities(answers: Sequence[Answer], compared: Sequence[Compared] = ()) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spoc_lib.report.verdict import Answer
+from spoc_lib.report.answer import Answer
 
 
 def hindrances(answer: Answer, reference: Answer) -> list[str]:

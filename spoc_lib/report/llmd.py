@@ -27,8 +27,8 @@ from spoc_lib.core.schemas import REQUESTS
 from spoc_lib.core.stats import percentile
 from spoc_lib.core.tables import read_table
 from spoc_lib.core.version import VERSION
+from spoc_lib.report.answer import Answer
 from spoc_lib.report.export import provenance_of
-from spoc_lib.report.verdict import Answer
 
 SCHEMA_VERSION = "0.2.1"
 #: Percentiles that the schema names.

@@ -10,12 +10,12 @@ from dataclasses import asdict
 
 import pandas as pd
 
+from spoc_lib.report.answer import Answer
 from spoc_lib.report.evidence import at_the_limit
 from spoc_lib.report.paper_claims import BUDGETS, NEAR, USERS, Claim, judge, not_judged, spans
 from spoc_lib.report.paper_kernels import attention, four_bit
 from spoc_lib.report.paper_users import joint, pair_of, users, users_ratio
 from spoc_lib.report.studies import Study, profile_of
-from spoc_lib.report.verdict import Answer
 
 #: The paper's shares at the limit, and how near to them is reproduced.
 SM_ACTIVE, KV_USAGE = 0.37, 0.105

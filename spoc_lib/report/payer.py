@@ -10,7 +10,8 @@ import pandas as pd
 
 from spoc_lib.config import SHARES, Cluster, price_per_gpu_hour
 from spoc_lib.report import style
-from spoc_lib.report.verdict import Answer, sentences, time_text, who
+from spoc_lib.report.answer import Answer
+from spoc_lib.report.verdict import sentences, time_text, who
 
 #: The growth in users whose price is told.
 GROWTH = 1.1

@@ -15,8 +15,8 @@ import pandas as pd
 
 from spoc_lib.config import Profile, load_profile
 from spoc_lib.core.files import plain, read_json, write_json
+from spoc_lib.report.answer import Answer
 from spoc_lib.report.paper_claims import BUDGETS
-from spoc_lib.report.verdict import Answer
 
 if TYPE_CHECKING:
     from spoc_lib.sweep.cases import Case  # it brings the compiled engine, which most reports do without

@@ -10,10 +10,10 @@ import pytest
 
 from spoc_lib.config import load_cluster, load_profile
 from spoc_lib.report import paper
+from spoc_lib.report.answer import Answer
 from spoc_lib.report.paper_claims import BUDGETS, RATIO, USERS, judge, spans
 from spoc_lib.report.paper_users import joint
 from spoc_lib.report.studies import Study
-from spoc_lib.report.verdict import Answer
 from spoc_lib.sweep.cases import Case
 
 

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from spoc_lib.cli.app import app
 from spoc_lib.core.errors import InputError
+from spoc_lib.report.answer import Answer, distinct
 from spoc_lib.report.comparison import against, compare_runs
-from spoc_lib.report.verdict import Answer, distinct
 
 
 @pytest.fixture(scope="module")

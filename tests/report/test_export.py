@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from spoc_lib.cli.app import app
 from spoc_lib.report import export, llmd
-from spoc_lib.report.verdict import Answer
+from spoc_lib.report.answer import Answer
 
 
 @pytest.fixture(scope="module")

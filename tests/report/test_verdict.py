@@ -9,8 +9,9 @@ import pytest
 
 from spoc_lib import config
 from spoc_lib.core import schemas
+from spoc_lib.report.answer import Answer
 from spoc_lib.report.payer import Cards
-from spoc_lib.report.verdict import Answer, ratio, sentences
+from spoc_lib.report.verdict import ratio, sentences
 
 BINDING = {"persona": "all", "metric": "itl", "percentile": 95.0, "limit_s": 0.05}
 
