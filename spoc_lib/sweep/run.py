@@ -205,15 +205,13 @@ class _Sweep:
         return None if found & since else max(found, default=None)
 
     def _limit(self, crossing: Crossing) -> Entry | None:
-        """The valid rung nearest to the capacity, the one at or beyond it where two are as near; None
-        without one."""
+        """The valid rung nearest to the capacity, at or beyond it where two are as near; None without one."""
         valid = [entry for entry in self.book.entries if entry.row["verdict"] != "invalid"]
         edge = min(crossing.users, 1e9)
         return min(valid, key=lambda entry: (abs(entry.row["users"] - edge), -entry.row["users"]), default=None)
 
     def _confirm(self, engine: Any) -> pd.DataFrame:
-        """One rung over real HTTP, its telemetry recorded, beside the virtual clock at the same users and
-        script."""
+        """One rung over real HTTP, its telemetry recorded, beside the virtual clock at the same users and script."""
         from spoc_lib.servers import launch
 
         number, users = len(self.book.entries), self.profile.http_users
