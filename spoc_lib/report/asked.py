@@ -9,6 +9,10 @@ import plotly.graph_objects as go
 
 from spoc_lib.report.tables import Finding
 
+#: Height of the template's title, which the question takes the place of, and the least margin that is left: for the
+#: buttons, and for titles of panels below them.
+TITLE_PX, BUTTONS_PX, PANEL_TITLES_PX = 40, 36, 56
+
 
 class Asked:
     """Question, figure, findings, shown in this order. The sentences travel with the figure (`layout.meta`), where the
@@ -17,8 +21,11 @@ class Asked:
     def __init__(self, question: str, figure: go.Figure, *findings: str, reading: str = "", tone: str = "note") -> None:
         self.question, self.reading = question, reading
         self.finding = Finding(*findings, tone=tone)
+        least_px = PANEL_TITLES_PX if figure.layout.annotations else BUTTONS_PX
+        margin_px = max(least_px, (figure.layout.margin.t or 0) - TITLE_PX)
         self.figure = figure.update_layout(
-            title=None, meta={"question": question, "finding": " ".join(self.finding.sentences)}, margin_t=36)
+            title=None, meta={"question": question, "finding": " ".join(self.finding.sentences)},
+            margin_t=margin_px)
 
     def _ipython_display_(self) -> None:
         from IPython.display import display

@@ -110,7 +110,9 @@ def _figure(figure: dict[str, Any], number: int, words: str) -> str:
 
 
 def _columns(layout: dict[str, Any]) -> int:
-    """Panels side by side: distinct left edges of the x axes."""
+    """Panels side by side: distinct left edges of the x axes; a scene in three dimensions takes the room of two."""
+    if "scene" in layout:
+        return 2
     edges = {round(axis.get("domain", [0.0])[0], 2) for name, axis in layout.items()
              if name.startswith("xaxis") and isinstance(axis, dict)}
     return max(1, len(edges))

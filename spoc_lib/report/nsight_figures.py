@@ -66,7 +66,7 @@ def kernel_timeline(kernels: pd.DataFrame) -> go.Figure:
 def predictions(verdict: Verdict | None) -> go.Figure:
     """Measured beside predicted time of a mean step on one GPU, by category."""
     if verdict is None:
-        return go.Figure(layout={"title": {"text": "No roofline: the trace does not tell what its steps computed"}})
+        return style.nothing("no roofline for this trace")
     table = verdict.table[(verdict.table["phase"] == "all") & (verdict.table["measured_s"] > 0)]
     names = [style.KERNELS.get(c, (c, ""))[0] for c in table["category"]]
     figure = go.Figure()

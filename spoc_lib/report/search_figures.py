@@ -62,8 +62,11 @@ def pareto_3d(trials: pd.DataFrame, knee: int | None, objectives: Sequence[str] 
             hovertemplate=f"%{{text}}<br>%{{x:.{digits}f}} {column(objectives[0]).unit}, %{{y:.2f}} s, %{{z:.1f}} ms"
                           "<extra></extra>",
         )
-    axes = dict(zip(("xaxis", "yaxis", "zaxis"), ({"title": {"text": label(n)}} for n in objectives), strict=True))
-    return figure.update_layout(scene=axes, height=560, title="Trials in the space of the three objectives")
+    done = measured(trials)
+    axes = {axis: {"title": {"text": label(n)}, **(style.log_axis(done[n] * column(n).scale) if n in LATENCIES else {})}
+            for axis, n in zip(("xaxis", "yaxis", "zaxis"), objectives, strict=True)}
+    return figure.update_layout(scene={**axes, "camera": {"eye": {"x": 1.5, "y": 1.5, "z": 1.2}}}, height=560,
+                                title="Trials in the space of the three objectives")
 
 
 def pareto_pairs(trials: pd.DataFrame, knee: int | None, objectives: Sequence[str] = OBJECTIVES,
@@ -94,22 +97,10 @@ def pareto_pairs(trials: pd.DataFrame, knee: int | None, objectives: Sequence[st
             )
     for position, (x, y) in enumerate(pairs, 1):
         done = measured(trials)
-        figure.update_xaxes(title_text=label(x), **_log_axis(done[x] * column(x).scale), row=1, col=position)
-        shape = _log_axis(done[y] * column(y).scale) if y in LATENCIES else {"type": "linear"}
+        figure.update_xaxes(title_text=label(x), **style.log_axis(done[x] * column(x).scale), row=1, col=position)
+        shape = style.log_axis(done[y] * column(y).scale) if y in LATENCIES else {"type": "linear"}
         figure.update_yaxes(title_text=label(y), **shape, row=1, col=position)
     return figure.update_layout(title="The front, two objectives at a time")
-
-
-def _log_axis(values: pd.Series) -> dict:
-    """A logarithmic axis whose ticks are round numbers written in full (Plotly's own show bare digits)."""
-    low, high = float(values.min()), float(values.max())
-    if not 0 < low <= high < np.inf:
-        return {"type": "log"}
-    digits = (1, 2, 5) if high > 6 * low else (1, 1.5, 2, 3, 4, 5, 7)
-    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    every = (digit * 10.0**power for power in powers for digit in digits)
-    ticks = [tick for tick in every if 0.8 * low <= tick <= 1.25 * high]
-    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]}
 
 
 def _bars(rows: pd.DataFrame, objective: str, spreads: pd.DataFrame | None, color: str) -> dict | None:
@@ -138,7 +129,7 @@ def hypervolume(trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES) ->
 def importances(table: pd.DataFrame) -> go.Figure:
     """Share of each flag in each objective's variance. `table`: columns flag, objective, importance."""
     if table.empty:
-        return _nothing("Which flags mattered", "too few measured trials to say which flags mattered")
+        return style.nothing("too few measured trials to say which flags mattered")
     figure = go.Figure()
     for position, (objective, part) in enumerate(table.groupby("objective", sort=False)):
         figure.add_bar(
@@ -156,23 +147,25 @@ def importances(table: pd.DataFrame) -> go.Figure:
     )
 
 
-def _nothing(title: str, why: str) -> go.Figure:
-    """A low figure that says why there is nothing to draw."""
-    figure = go.Figure().update_layout(title=title, height=140)
-    figure.add_annotation(text=why, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
-    return figure.update_xaxes(visible=False).update_yaxes(visible=False)
+def along(trials: pd.DataFrame, flag: str) -> pd.DataFrame:
+    """The measured trials that set `flag`, by its `value`; `alone`: they differ from the defaults, the first trial that
+    was answered, in nothing else."""
+    done = measured(trials)
+    flags = done["flags"].map(json.loads)
+    done = done.assign(value=flags.map(lambda one: one.get(flag)), alone=False)
+    answered = trials.loc[trials["failure_class"].fillna("") != "interrupted", "flags"]
+    if len(answered):
+        first = json.loads(answered.iloc[0])
+        done["alone"] = flags.map(lambda one: all(one[name] == first.get(name) for name in one if name != flag))
+    return done.dropna(subset=["value"]).sort_values("value")
 
 
 def slices(trials: pd.DataFrame, flag: str = "max_num_batched_tokens") -> go.Figure:
-    """TTFT and ITL against one flag: the chunked-prefill trade-off. The line joins the trials that differ from trial 0,
-    the defaults, in this flag alone; the others differ in more."""
-    done = measured(trials)
+    """TTFT and ITL against one flag: the chunked-prefill trade-off. The line joins the trials that differ from the
+    defaults in this flag alone; the others differ in more."""
+    done = along(trials, flag)
     if done.empty:
-        return _nothing(f"Latency against {flag}", "no trial was measured")
-    flags = done["flags"].map(json.loads)
-    first = json.loads(trials["flags"].iloc[0])
-    alone = flags.map(lambda one: all(one[name] == first.get(name) for name in one if name != flag))
-    done = done.assign(value=flags.map(lambda one: one.get(flag)), alone=alone).sort_values("value")
+        return style.nothing(f"no measured trial sets {flag}")
     figure = make_subplots(rows=1, cols=2, subplot_titles=[label("ttft_p95_s"), label("itl_p95_s")])
     for position, name in enumerate(LATENCIES, 1):
         line = done[done["alone"]].groupby("value", as_index=False)[name].mean()
@@ -196,7 +189,7 @@ def slices(trials: pd.DataFrame, flag: str = "max_num_batched_tokens") -> go.Fig
     ticks = sorted(done["value"].unique())[:: max(1, done["value"].nunique() // 6)]
     figure.update_xaxes(title_text=flag, type="log", tickvals=ticks, ticktext=[str(tick) for tick in ticks])
     for position, name in enumerate(LATENCIES, 1):
-        figure.update_yaxes(**_log_axis(done[name] * column(name).scale), row=1, col=position)
+        figure.update_yaxes(**style.log_axis(done[name] * column(name).scale), row=1, col=position)
     return figure.update_layout(title=f"The chunked-prefill trade-off: latency against {flag}")
 
 

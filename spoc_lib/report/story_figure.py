@@ -29,7 +29,7 @@ def story(told: Story) -> go.Figure:
     """
     shown = [panel for panel in (*SERVICE, *GPUS) if (told.series["panel"] == panel).any()]
     if not shown:
-        return go.Figure(layout={"title": "No telemetry was recorded for this rung"})
+        return style.nothing("no telemetry was recorded for this rung")
     figure = make_subplots(rows=len(shown), cols=1, shared_xaxes=True, vertical_spacing=0.028, subplot_titles=shown)
     hot, seen = set(told.events["gpu"]), set[str]()
     for row, panel in enumerate(shown, 1):

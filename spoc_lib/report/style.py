@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import plotly.graph_objects as go
 import plotly.io as pio
 
@@ -94,7 +95,7 @@ def activate() -> None:
             legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0},
             hovermode="closest",
             scene={
-                name: {"gridcolor": _GRID, "backgroundcolor": "rgba(0,0,0,0)", "color": INK}
+                name: {"gridcolor": GREY, "backgroundcolor": "rgba(0,0,0,0)", "color": INK, "showline": True}
                 for name in ("xaxis", "yaxis", "zaxis")
             },
             title={"x": 0, "xanchor": "left", "yref": "container", "y": 0.985, "yanchor": "top", "font": {"size": 15}},
@@ -104,6 +105,27 @@ def activate() -> None:
     pio.templates.default = "spoc"
     pio.renderers.default = "plotly_mimetype"
     pio.renderers["plotly_mimetype"].config = CONFIG
+
+
+def nothing(why: str) -> go.Figure:
+    """A low figure that says why there is nothing to draw."""
+    figure = go.Figure().update_layout(height=140)
+    figure.add_annotation(text=why, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+    return figure.update_xaxes(visible=False).update_yaxes(visible=False)
+
+
+def log_axis(values: Iterable[float]) -> dict:
+    """A logarithmic axis whose ticks are round numbers written in full (Plotly's own show bare digits)."""
+    known = np.asarray(list(values), dtype=float)
+    known = known[np.isfinite(known) & (known > 0)]
+    if not len(known):
+        return {"type": "log"}
+    low, high = float(known.min()), float(known.max())
+    digits = (1, 2, 5) if high > 6 * low else (1, 1.5, 2, 3, 4, 5, 7)
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    every = (digit * 10.0**power for power in powers for digit in digits)
+    ticks = [tick for tick in every if 0.8 * low <= tick <= 1.25 * high]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,.10g}" for tick in ticks]}
 
 
 def fill(colour: str | Sequence[str], position: int) -> dict:

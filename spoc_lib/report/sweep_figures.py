@@ -66,7 +66,7 @@ def ladder(rungs: pd.DataFrame, slos: Sequence[Slo], capacity: dict) -> go.Figur
         if len(interval) == 2:
             figure.add_vrect(
                 x0=interval[0],
-                x1=interval[1],
+                x1=rungs["users"].max() if interval[1] is None else interval[1],
                 fillcolor=style.BLUE,
                 opacity=0.15,
                 line_width=0,
@@ -78,9 +78,14 @@ def ladder(rungs: pd.DataFrame, slos: Sequence[Slo], capacity: dict) -> go.Figur
     return figure.update_layout(title="Latency against users")
 
 
+def one_driver(rungs: pd.DataFrame) -> pd.DataFrame:
+    """The rungs that the first one's driver played, by users: those of the ladder."""
+    return rungs[rungs["driver"] == rungs["driver"].iloc[0]].sort_values("users", kind="stable")
+
+
 def users(rungs: pd.DataFrame) -> go.Figure:
     """Where the users of each rung are: thinking, or waiting for and reading an answer."""
-    part = rungs[rungs["driver"] == rungs["driver"].iloc[0]].sort_values("users").drop_duplicates("users", keep="last")
+    part = one_driver(rungs).drop_duplicates("users", keep="last")
     x = part["users"].astype(str)
     figure = go.Figure(
         [
@@ -102,13 +107,14 @@ def users(rungs: pd.DataFrame) -> go.Figure:
 
 
 def throughput(rungs: pd.DataFrame) -> go.Figure:
-    """Output tokens/s and prefix-cache hits against users."""
+    """Output tokens/s and prefix-cache hits against users, the median of rungs of as many users."""
     figure = make_subplots(
         rows=1,
         cols=2,
         subplot_titles=[label("output_tokens_per_s"), label("cached_ratio") + ", " + label("kv_usage_ratio")],
     )
     for position, (driver, part) in enumerate(rungs.sort_values("users").groupby("driver")):
+        part = part.groupby("users", as_index=False)[["output_tokens_per_s", "cached_ratio", "kv_usage_ratio"]].median()
         colour, dash = style.DRIVERS.get(str(driver), style.GREY), style.DASHES[position]
         figure.add_scatter(
             x=part["users"],

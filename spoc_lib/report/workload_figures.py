@@ -55,7 +55,8 @@ def quantities(table: pd.DataFrame) -> go.Figure:
                 row=1,
                 col=column,
             )
-        figure.update_yaxes(type="log", row=1, col=column)
+        shown = table.loc[table["quantity"] == name, ["intended_p25", "intended_p90", "realised_p25", "realised_p90"]]
+        figure.update_yaxes(**style.log_axis(shown.to_numpy().ravel()), row=1, col=column)
     return figure.update_layout(title="Intended and realised, by persona", height=420)
 
 
