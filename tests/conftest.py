@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,6 +29,20 @@ def shared():
         if not path.exists():
             pytest.skip(f"the real recording {relative} is not beside this checkout")
         return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def unframed():
+    """`unframed(page's text)`: its figures that no question opens or no finding closes, by their ids."""
+    marks = re.compile(r'<p class="spoc-question">[^<]|id="(figure-\d+)"|<div class="spoc-finding \w+"><p>[^<]')
+
+    def find(text: str) -> list[str]:
+        found = [(mark.group(1), mark.group().split('"')[1][:10]) for mark in marks.finditer(text)]
+        kinds = [None, *(kind for _, kind in found), None]
+        return [figure for at, (figure, _) in enumerate(found, 1)
+                if figure and (kinds[at - 1], kinds[at + 1]) != ("spoc-quest", "spoc-findi")]
 
     return find
 

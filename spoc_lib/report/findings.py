@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from spoc_lib.config import SHARES
+from spoc_lib.config import SHARES, Slo
 from spoc_lib.core.schemas import SLO_VERDICTS
 from spoc_lib.core.tables import read_table
 from spoc_lib.report import style
 from spoc_lib.report.answer import Answer
 from spoc_lib.report.comparison import Compared
-from spoc_lib.report.verdict import metric_value
+from spoc_lib.report.verdict import metric_value, who
+from spoc_lib.report.wording import metric_name
 
 
 def capacities(answers: Sequence[Answer], compared: Sequence[Compared] = ()) -> list[str]:
@@ -31,29 +33,30 @@ def capacities(answers: Sequence[Answer], compared: Sequence[Compared] = ()) -> 
 
 def crossings(answers: Sequence[Answer]) -> list[str]:
     """Between which rungs each SLO's value passes its limit."""
-    said = []
-    for answer in answers:
-        rows = answer.slo[answer.slo["rung"].isin(answer.climbed["rung"])]
-        for slo in answer.cluster.slos:
-            if slo.metric in SHARES:
-                continue
-            own = rows[(rows["metric"] == slo.metric) & (rows["persona"] == slo.persona)
-                       & (rows["percentile"] == slo.percentile)]
-            above = own[own["value_s"] > slo.limit_s]["users"]
-            below = own[(own["value_s"] <= slo.limit_s)]["users"]
-            if own.empty:
-                continue
-            name = f"{answer.cluster.name}: {slo.metric.upper()} p{slo.percentile:g}"
-            limit = metric_value(slo.metric, slo.limit_s)
-            if above.empty:
-                most = f"{own['users'].max():.0f} users"
-                said.append(f"{name} stays within {limit} up to {most}, the most that were run.")
-            elif below[below < above.min()].empty:
-                said.append(f"{name} is beyond {limit} at {above.min():.0f} users already, the fewest of its rungs.")
-            else:
-                said.append(f"{name} passes {limit} between {below[below < above.min()].max():.0f} and "
-                            f"{above.min():.0f} users.")
+    said = [f"{answer.cluster.name}: {text}" for answer in answers for text in crossed(
+        answer.slo[answer.slo["rung"].isin(answer.climbed["rung"])], answer.cluster.slos)]
     return said or ["No rung is valid, so no limit can be said to be passed."]
+
+
+def crossed(rows: pd.DataFrame, slos: Sequence[Slo]) -> list[str]:
+    """Between which of its valid rungs each SLO on a latency passes its limit. `rows`: SLO_VERDICTS."""
+    said = []
+    for slo in slos:
+        own = rows[(rows["metric"] == slo.metric) & (rows["persona"] == slo.persona)
+                   & (rows["percentile"] == slo.percentile) & rows["value_s"].notna()]
+        if slo.metric in SHARES or own.empty:
+            continue
+        above = own.loc[own["value_s"] > slo.limit_s, "users"].min()
+        below = own.loc[(own["value_s"] <= slo.limit_s) & ~(own["users"] >= above), "users"].max()
+        name = f"{metric_name(slo.metric)} p{slo.percentile:g} of {who(slo.persona)}"
+        limit = metric_value(slo.metric, slo.limit_s)
+        if math.isnan(above):
+            said.append(f"{name} stays within {limit} up to {own['users'].max()} users, the most that were run.")
+        elif math.isnan(below):
+            said.append(f"{name} is beyond {limit} at {above:.0f} users already, the fewest of its rungs.")
+        else:
+            said.append(f"{name} passes {limit} between {below:.0f} and {above:.0f} users.")
+    return said
 
 
 def personas_at_limit(answers: Sequence[Answer]) -> pd.DataFrame:

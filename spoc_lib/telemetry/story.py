@@ -3,6 +3,7 @@ they were throttled. Data for a figure; drawing is the report's business."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,13 +32,15 @@ class Story:
 
     series: panel, series, time_s, value (long form; a panel of GPUs has one series a GPU);
     phases: phase, start_s, end_s; events: gpu, start_s, end_s, what (clock events other than the power cap);
-    alignment_error_s: how far server and client stamps may lie apart.
+    alignment_error_s: how far server and client stamps may lie apart; clock_events_known: some GPU reported whether
+    there were events.
     """
 
     series: pd.DataFrame
     phases: pd.DataFrame
     events: pd.DataFrame
     alignment_error_s: float
+    clock_events_known: bool = False
 
 
 def build(requests: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float, float],
@@ -59,7 +62,7 @@ def build(requests: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float, fl
     return Story(
         pd.concat([part for part in parts if len(part)], ignore_index=True) if any(map(len, parts)) else parts[0],
         pd.DataFrame([phase for phase in phases if phase[2] > phase[1]], columns=["phase", "start_s", "end_s"]),
-        throttle_events(metrics, origin), alignment_error_s)
+        throttle_events(metrics, origin), alignment_error_s, any(_clock_events(metrics)))
 
 
 def _client(requests: pd.DataFrame, origin: float) -> pd.DataFrame:
@@ -79,13 +82,20 @@ def throttle_events(metrics: pd.DataFrame, origin: float) -> pd.DataFrame:
     """Spans in which a GPU reports a clock event that slows it down, the power cap left out: gpu, start_s, end_s, what
     (seconds from `origin`)."""
     rows = []
+    for gpu, time_s, reasons in _clock_events(metrics):
+        bits = reasons & dcgm.ALARMING_EVENTS
+        edges = np.flatnonzero(np.diff((bits > 0).astype(int), prepend=0, append=0))
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            union = int(np.bitwise_or.reduce(bits[begin:end]))
+            what = ", ".join(text for bit, text in dcgm.CLOCK_EVENTS.items() if union & bit)
+            rows.append((gpu, time_s[begin] - origin, time_s[end - 1] - origin, what))
+    return pd.DataFrame(rows, columns=["gpu", "start_s", "end_s", "what"])
+
+
+def _clock_events(metrics: pd.DataFrame) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(GPU, times, clock event reasons as bits) of each series that reports any, whatever its field is called."""
     for field in sorted(dcgm.aliases("DCGM_FI_DEV_CLOCKS_EVENT_REASONS")):
         for one in select(metrics, field):
             fine = ~dcgm.unsupported(one.value)
-            time_s, bits = one.time_s[fine], one.value[fine].astype(np.int64) & dcgm.ALARMING_EVENTS
-            edges = np.flatnonzero(np.diff((bits > 0).astype(int), prepend=0, append=0))
-            for begin, end in zip(edges[::2], edges[1::2], strict=True):
-                union = int(np.bitwise_or.reduce(bits[begin:end]))
-                what = ", ".join(text for bit, text in dcgm.CLOCK_EVENTS.items() if union & bit)
-                rows.append((dcgm.gpu_of(one.labels), time_s[begin] - origin, time_s[end - 1] - origin, what))
-    return pd.DataFrame(rows, columns=["gpu", "start_s", "end_s", "what"])
+            if fine.any():
+                yield dcgm.gpu_of(one.labels), one.time_s[fine], one.value[fine].astype(np.int64)

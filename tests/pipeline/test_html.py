@@ -12,10 +12,12 @@ from spoc_lib.report import html
 
 CELL = """
 from spoc_lib.report import style, tables
+from spoc_lib.report.asked import Asked
 import pandas as pd, plotly.graph_objects as go
 style.activate()
 display(tables.Table(pd.DataFrame({"users": [1], "ttft_p95_s": [float("inf")]})))
-go.Figure(go.Scatter(x=[1, 2], y=[3, 1]), layout={"title": {"text": "drawn </script> safely"}})
+display(go.Figure(go.Scatter(x=[1, 2], y=[3, 1]), layout={"title": {"text": "drawn </script> safely"}}))
+Asked("Is <this> asked?", go.Figure(go.Scatter(x=[1, 2], y=[3, 1])), "It is & it ends.", reading="A line.")
 """
 
 
@@ -43,3 +45,11 @@ def test_the_chart_is_drawn_with_the_network_closed(page, open_page):
     assert 'class="main-svg"' in dom
     assert "drawn &lt;/script&gt; safely" in dom
     assert not re.findall(r"CONSOLE.*(?:error|Error|Failed).*", log)
+
+
+def test_a_chart_stands_between_its_question_and_its_finding(page, open_page, unframed):
+    dom, _ = open_page(page)
+    assert dom.count('class="plot-container plotly"') == 2
+    assert unframed(dom) == ["figure-0"], "the bare one is found, the asked one is framed"
+    assert 'aria-label="Is &lt;this&gt; asked? It is &amp; it ends."' in dom or \
+        'aria-label="Is <this> asked? It is &amp; it ends."' in dom

@@ -126,13 +126,14 @@ def test_one_rung_was_real_locust_load_and_its_books_balance(whole):
 
 
 @pytest.mark.parametrize("number", ["01", "02", "03", "04", "05"])
-def test_the_page_is_whole_without_a_network(whole, open_page, number):
+def test_the_page_is_whole_without_a_network(whole, open_page, unframed, number):
     page = next(whole.glob(f"{number}_*.html"))
     text = page.read_text()
     assert page.stat().st_size < 6_000_000
     assert not re.search(r"""<(script|link|img|iframe)[^>]+(src|href)\s*=\s*["']?(https?:)?//""", text)
     dom, log = open_page(page)
     assert dom.count('class="plot-container plotly"') == text.count("Plotly.newPlot('figure-") > 0
+    assert not unframed(dom), "each chart stands between its question and a finding"
     assert not re.findall(r"CONSOLE.*(?:Error|Failed).*", log)
     assert "Traceback" not in dom
 
