@@ -174,7 +174,7 @@ def _engine(rows: pd.DataFrame) -> str:
     lacks = "not recorded"
     return (f"Requests running: {f'{running.mean():.1f}' if len(running) else lacks}; waiting: "
             f"{f'{waiting.mean():.1f}, at most {waiting.max():.0f}' if len(waiting) else lacks}; KV blocks in use: "
-            f"{f'at most {blocks.max():.0f}%' if len(blocks) else lacks}.")
+            f"{f'at most {blocks.max():.3g}%' if len(blocks) else lacks}.")
 
 
 def _gpus(rows: pd.DataFrame, told: Story) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from spoc_lib.report.tables import cell, column
 from spoc_lib.report.verdict import time_text
 
-#: A change by less than this share of a value is none.
-STILL = 0.02
+#: A change by less than this share of a value is none: percentiles of one sample of users scatter by as much.
+STILL = 0.05
 #: Metrics of SLOs that are no abbreviation.
 METRICS = {
     "ttft_per_prompt_token": "TTFT per prompt token", "e2e": "end-to-end latency", "error_rate": "failed requests",

@@ -99,7 +99,7 @@ def gap_caps(table: pd.DataFrame) -> list[str]:
                     f"{low['users_per_request']:.1f} to {high['users_per_request']:.1f}: the cap alone counts "
                     f"{high['users_per_request'] / low['users_per_request']:.1f} times the users.")
     elif len(known) > 1:
-        said.append(f"From {low['gap_cap_s']:g} s to {high['gap_cap_s']:g} s the cap hardly matters: think times are "
-                    f"shorter.")
+        said.append(f"From {low['gap_cap_s']:g} s to {high['gap_cap_s']:g} s the cap hardly matters: nearly all think "
+                    f"times are shorter.")
     return said or [f"With think times capped at {low['gap_cap_s']:g} s one request in flight stands for "
                     f"{low['users_per_request']:.1f} users."]

@@ -106,6 +106,7 @@ def budgets(*values: tuple[int, float, float]) -> pd.DataFrame:
      "From budget = 2048 to 512, all else at its default, TTFT p95 rises from 200 ms to 1.4 s and ITL p95 falls from "
      "60 ms to 20 ms: a smaller value buys ITL with TTFT."),
     ([(2048, 0.2, 0.06), (512, 0.201, 0.0601)], "it moves neither."),
+    ([(2048, 0.129, 0.0462), (512, 0.117, 0.0472)], "ITL p95 stays at 46.2 ms: no trade between the two is seen here."),
     ([(2048, 0.2, 0.06), (512, 0.1, 0.03)], "no trade between the two is seen here."),
     ([(2048, 0.2, 0.06), (512, math.inf, 0.03)], "rises from 200 ms to infinite (failures)"),
     ([(2048, math.inf, 0.06), (512, 0.2, 0.06)], "falls from infinite (failures) to 200 ms"),
