@@ -114,11 +114,12 @@ def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
                 col=place,
                 annotation_text=f"GPU count: {naive:g}",
             )
-    figure.update_xaxes(type="log", dtick="D2")
+        figure.update_xaxes(**style.log_axis(part["limit_s"]), col=place)
     figure.update_xaxes(title_text="limit (s)", row=rows)
-    figure.update_yaxes(title_text="max users", row=1, col=1, rangemode="tozero")
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title_text="max users", row=1, col=1)
     if rows == 2:
-        figure.update_yaxes(title_text="ratio", row=2, col=1, rangemode="tozero")
+        figure.update_yaxes(title_text="ratio", row=2, col=1)
     return figure.update_layout(title="The answer under other limits", height=300 * rows + 80)
 
 
@@ -145,7 +146,9 @@ def latency_by_cluster(answers: Sequence[Answer]) -> go.Figure:
                 line={"dash": "dash", "color": style.RED, "width": 1.5},
             )
     figure.update_xaxes(title_text="live users")
-    figure.update_yaxes(type="log", dtick="D2")
+    for panel, name in enumerate(("ttft_p95_s", "itl_p95_s"), 1):
+        shown = [value * column(name).scale for answer in answers for value in answer.climbed[name]]
+        figure.update_yaxes(**style.log_axis(shown), row=1, col=panel)
     return figure.update_layout(title="Latency against users (limit dashed)")
 
 

@@ -33,8 +33,9 @@ def stacked(decomposition: pd.DataFrame) -> list[str]:
                         f"{max(0.1, 100 * spread[category]):.1f} points.")
         else:
             low, high = shares[category].idxmin(), shares[category].idxmax()
-            said.append(f"The GPUs are not alike: {_title(category)} is {shares.loc[low, category]:.0%} of the time on "
-                        f"{_gpu(low, shares)} and {shares.loc[high, category]:.0%} on {_gpu(high, shares)}.")
+            said.append(f"The GPUs are not alike, least of all in {_title(category)}: "
+                        f"{shares.loc[low, category]:.0%} of the time on {_gpu(low, shares)}, "
+                        f"{shares.loc[high, category]:.0%} on {_gpu(high, shares)}.")
     return said
 
 

@@ -20,7 +20,7 @@ def test_the_longest_categories_and_the_gpus_that_differ():
         "Over 2 GPUs: attention 60% and MoE expert GEMM 30% of the time; idle 10%.",
         "The GPUs are alike: no share differs by more than 0.1 points."]
     apart = findings.stacked(decomposition(both, {"attn": 20, "moe_gemm": 50, "idle": 30}))
-    assert apart[1] == "The GPUs are not alike: attention is 20% of the time on GPU 1 and 60% on GPU 0."
+    assert apart[1] == "The GPUs are not alike, least of all in attention: 20% of the time on GPU 1, 60% on GPU 0."
     assert findings.stacked(decomposition(both)) == [
         "Over 1 GPU: attention 60% and MoE expert GEMM 30% of the time; idle 10%."], "one GPU is like itself"
     assert findings.stacked(decomposition({"idle": 100, "attn": 0})) == ["1 GPU ran no kernel in this window."]
