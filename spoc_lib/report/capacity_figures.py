@@ -12,8 +12,8 @@ from plotly.subplots import make_subplots
 
 from spoc_lib.config import Cluster
 from spoc_lib.report import style
+from spoc_lib.report.answer import Answer
 from spoc_lib.report.tables import column, label
-from spoc_lib.report.verdict import Answer
 
 
 def capacities(answers: Sequence[Answer]) -> go.Figure:
@@ -153,7 +153,7 @@ def latency_by_cluster(answers: Sequence[Answer]) -> go.Figure:
 
 
 def personas_at_limit(waits: pd.DataFrame, clusters: Sequence[Cluster], metric: str) -> go.Figure:
-    """p95 of one metric by persona at each cluster's limit. `waits`: `evidence.personas_at_limit`."""
+    """p95 of one metric by persona at each cluster's limit. `waits`: `findings.personas_at_limit`."""
     figure = go.Figure()
     part = waits[(waits["metric"] == metric) & np.isfinite(waits["value_s"])]
     scale = column(f"{metric}_p95_s").scale
