@@ -61,6 +61,7 @@ def run_command(
 
     Example: spoc load run --base-url http://127.0.0.1:8000 --users 20 --duration 60 --personas tiny
     """
+    from spoc_lib.cli.run import stop_gently
     from spoc_lib.load import read_run, run
     from spoc_lib.load.endpoint import first_model
     from spoc_lib.load.runner import describe
@@ -81,6 +82,7 @@ def run_command(
     if model is None:
         plan = _plan({**given, "model": first_model(plan.base_url, plan.api_key_env, plan.verify_tls)})
     folder = out or _new_folder()
+    stop_gently()
     try:
         result = run(plan, folder, progress=_progress(json == "-"))
     except KeyboardInterrupt:
@@ -160,7 +162,7 @@ def _plan(given: dict[str, Any]) -> Any:
     from spoc_lib.load import LoadPlan
     from spoc_lib.load.plan import secret_given
 
-    secret = secret_given(given["base_url"], given["headers"])
+    secret = secret_given(given["base_url"], given["headers"], given["extra_body"])
     if secret:  # said here, for what is said of other fields repeats what was given
         raise InputError("secret-given", f"load run: {secret}")
     return yamlfile.parse(LoadPlan, given, "load run")

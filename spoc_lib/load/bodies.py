@@ -15,13 +15,15 @@ class BodyEncoder:
     """Encodes the bodies of one conversation; messages seen in the previous call are not encoded again.
 
     Sampling is fixed so that the server works for exactly the asked tokens: `max_tokens`, `ignore_eos` (a vLLM
-    extension that others ignore or refuse: `extra_body` may set it to null to leave it out), temperature 0.
+    extension that others ignore or refuse: `extra_body` may set it to null to leave it out), temperature 0. With
+    `max_tokens` null there the budget is sent as `max_completion_tokens`, which OpenAI's reasoning models want.
     """
 
     def __init__(self, plan: LoadPlan) -> None:
         self._chat = plan.api == "chat"
         self._fixed = {"model": plan.model, "stream": True, "stream_options": {"include_usage": True},
                        "temperature": 0.0, "ignore_eos": True, **plan.extra_body}
+        self._budget = "max_completion_tokens" if "max_tokens" in self._fixed else "max_tokens"
         self._fixed = {name: value for name, value in self._fixed.items() if value is not None}
         self._messages: list[Mapping[str, Any]] = []
         self._pieces: list[bytes] = []
@@ -29,7 +31,7 @@ class BodyEncoder:
     def encode(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> bytes:
         """The JSON body of a request for `max_tokens` tokens after `messages`."""
         self._take(messages)
-        tail = orjson.dumps({**self._fixed, "max_tokens": max_tokens})
+        tail = orjson.dumps({**self._fixed, self._budget: max_tokens})
         if self._chat:
             return b"".join((b'{"messages":[', b",".join(self._pieces), b"],", tail[1:]))
         prompt = b"".join(piece[1:-1] for piece in self._pieces)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import ssl
 import urllib.error
 import urllib.request
@@ -23,6 +24,7 @@ TIMEOUT_S = 10.0
 
 #: A page that never ends must not either.
 MAX_BYTES = 1 << 20
+KEY = re.compile(r"[\x21-\x7e]+")
 
 
 class _NoAnswer(Exception):
@@ -46,6 +48,9 @@ def api_key(plan: LoadPlan) -> str | None:
     if not key:
         raise InputError("no-api-key", f"the environment variable {plan.api_key_env} holds no API key: set it, or"
                          " leave 'api_key_env' out for an endpoint without one")
+    if not KEY.fullmatch(key):  # the libraries' own sentences would repeat it
+        raise InputError("bad-api-key", f"the environment variable {plan.api_key_env} holds characters that no header"
+                         " can carry (a line's end, perhaps): set it to the key alone")
     return key
 
 

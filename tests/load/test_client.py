@@ -141,7 +141,45 @@ def test_a_missing_key_is_one_sentence(tmp_path):
         run(plan, tmp_path)
 
 
+@pytest.mark.parametrize("key", ["sk-secret-123\n", "sk-secret\r\nX-Evil: 1", "sk-secr\u00e9t-123", "sk-\u4e16-secret"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_repeated(tmp_path, monkeypatch, key, server):
+    monkeypatch.setenv("MY_KEY", key)
+
+    async def never(request):
+        raise AssertionError("no request was due")
+
+    with server(never) as url, pytest.raises(InputError, match="MY_KEY holds characters") as caught:
+        run(LoadPlan(base_url=url, model="m", users=1, duration_s=1, api_key_env="MY_KEY"), tmp_path)
+    assert "sk-" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"base_url": "http://h/v1?key=1"}, "no '\\?'"), ({"base_url": "http://h/a b"}, "no spaces"),
+    ({"base_url": "http://"}, "scheme, host and path"), ({"base_url": "http://h:99999"}, "Port out of range"),
+    ({"headers": {"X A": "b"}}, "does not carry"), ({"headers": {"X-A": "b\nc"}}, "does not carry"),
+    ({"headers": {"X-A": "\u4e16"}}, "does not carry"), ({"headers": {"content-length": "5"}}, "the client's own"),
+    ({"headers": {"Ocp-Apim-Subscription-Key": "x"}}, "credential"), ({"headers": {"X-A": "Bearer x"}}, "credential"),
+    ({"headers": {"X-Auth": "x"}}, "credential"), ({"extra_body": {"api_key": "x"}}, "credential"),
+    ({"extra_body": {"n": 2}}, "may not hold 'n'"), ({"extra_body": {"messages": []}}, "may not hold 'messages'"),
+    ({"extra_body": {"stream": False}}, "may not hold 'stream'"), ({"extra_body": {"max_tokens": 5}}, "'max_tokens'"),
+])
+def test_a_plan_that_cannot_be_is_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        LoadPlan(**{"base_url": "http://h", "model": "m", "users": 1, "duration_s": 1, **change})
+
+
+def test_headers_and_fields_that_are_no_credential_are_taken():
+    plan = LoadPlan(base_url="http://h:1/x", model="m", users=1, duration_s=1,
+                    headers={"X-Author": "me", "X-Keyed": "1"},
+                    extra_body={"min_tokens": 3, "stop_token_ids": [1], "max_tokens": None})
+    assert plan.headers["X-Author"] == "me"
+
+
 def test_urls():
+    assert api_url("https://h/v1beta/openai/") == "https://h/v1beta/openai"
+    assert root_url("https://h/v1beta/openai") == root_url("https://h") == "https://h"
+    assert api_url("https://h/client/v4/x/ai/v1") == "https://h/client/v4/x/ai/v1"
+    assert root_url("http://v1/p") == "http://v1/p" and api_url("http://[::1]:8000") == "http://[::1]:8000/v1"
     assert api_url("http://h:1") == api_url("http://h:1/v1/") == "http://h:1/v1"
     assert api_url("https://h/openai") == "https://h/openai/v1"
     assert root_url("http://h/v1") == "http://h" and root_url("http://h/x") == "http://h/x"
@@ -156,6 +194,9 @@ def test_bodies_are_valid_json_and_grow():
         assert "ignore_eos" not in body and body["stream_options"] == {"include_usage": True}
         messages = [*messages, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
     assert len(orjson.loads(encoder.encode([{"role": "user", "content": "new"}], 1))["messages"]) == 1
+    newer = BodyEncoder(plan.model_copy(update={"extra_body": {"max_tokens": None, "temperature": None}}))
+    body = orjson.loads(newer.encode(messages[:1], 9))
+    assert body["max_completion_tokens"] == 9 and not {"max_tokens", "temperature"} & set(body)
     completions = BodyEncoder(plan.model_copy(update={"api": "completions"}))
     assert orjson.loads(completions.encode(messages[:1], 5))["prompt"] == 'a"\n世\n'
 
