@@ -18,8 +18,10 @@ from typing import Any
 
 import gevent
 import gevent.socket
+import geventhttpclient.client
 from geventhttpclient.client import HTTPClient, HTTPClientPool
 from geventhttpclient.connectionpool import ConnectionPool, SSLConnectionPool
+from geventhttpclient.response import HTTPSocketPoolResponse
 from geventhttpclient.url import URL
 
 SO_TIMESTAMPNS = 35  # Linux, asm-generic; Python's socket module does not name it
@@ -30,18 +32,33 @@ _ANCILLARY_BYTES = 64
 IDLE_LIMIT_S = 4.0
 
 
+#: Readings of both clocks at a refresh: the quickest counts, for whoever loses the processor between two readings is
+#: milliseconds off.
+READINGS = 5
+#: A wall clock that moves by more than this between two refreshes was set, not disciplined.
+STEP_S = 0.01
+
+
 class WallOffset:
-    """Monotonic minus wall time, in parts that keep the precision of a nanosecond; `refresh` now and then."""
+    """Monotonic minus wall time, in parts that keep the precision of a nanosecond; `refresh` now and then.
+
+    stepped_s: the furthest that the wall clock was set between two refreshes; stamps in between are as wrong."""
 
     base_s = 0
     offset_s = 0.0
+    stepped_s = 0.0
 
     @classmethod
     def refresh(cls) -> None:
-        """Measure the offset anew."""
-        before, wall_ns, after = time.monotonic(), time.time_ns(), time.monotonic()
+        """Measure the offset anew; a step of the wall clock since the last time is kept in `stepped_s`."""
+        readings = [(time.monotonic(), time.time_ns(), time.monotonic()) for _ in range(READINGS)]
+        before, wall_ns, after = min(readings, key=lambda reading: reading[2] - reading[0])
+        base_s, offset_s = cls.base_s, cls.offset_s
         cls.base_s = wall_ns // 1_000_000_000
         cls.offset_s = (before + after) / 2 - (wall_ns - cls.base_s * 1_000_000_000) * 1e-9
+        moved_s = abs((cls.offset_s - offset_s) - (cls.base_s - base_s))
+        if base_s and moved_s > max(STEP_S, cls.stepped_s):
+            cls.stepped_s = moved_s
 
 
 class ArrivalSocket(gevent.socket.socket):
@@ -110,6 +127,18 @@ class IdleWatch:
                 sock.given_up = True
                 with contextlib.suppress(OSError):  # the server may have closed it this instant
                     sock.shutdown(plain_socket.SHUT_RDWR)
+
+
+class Answer(HTTPSocketPoolResponse):
+    """An answer that an interim one (1xx) may precede. The library would then give the socket back to the pool under
+    the answer itself, and to another user."""
+
+    def release(self) -> None:
+        if not (self.message_complete and self.get_code() < 200):
+            super().release()
+
+
+geventhttpclient.client.HTTPSocketPoolResponse = Answer  # type: ignore[misc]  # it offers no other way
 
 
 class Reserving(ConnectionPool):

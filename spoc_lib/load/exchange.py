@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import email.utils
 import errno
 import socket
 import ssl
 import time
+import zlib
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -25,6 +29,8 @@ PARSE_EVERY = 32
 PARSE_WITHIN_S = 0.5
 #: After [DONE] the stream must end; a server that forgets to gets this long.
 AFTER_DONE_S = 2.0
+#: Of an answer that is no stream, so much is read.
+ERROR_BYTES = 1 << 20
 IDLE = IdleWatch()
 
 
@@ -79,8 +85,13 @@ def exchange(session: FastHttpSession, url: str, body: bytes, headers: dict[str,
 
 def _read_stream(response: FastResponse, result: Exchange) -> None:
     stream, reader = response.stream, result.reader
-    if "text/event-stream" not in _header(response, "content-type", "text/event-stream"):
+    if "text/event-stream" not in _header(response, "content-type", "text/event-stream").lower():
         return _read_error(response, result)
+    packed = _header(response, "content-encoding", "identity")
+    if packed.lower() != "identity":
+        result.error_class = "bad_event"
+        result.error_message = f"the stream is packed ({packed}), which was not asked for: its tokens come in lumps"
+        return None
     _pump(stream, result)
     now = time.monotonic()
     if reader.error_class is None and result.error_class is None:
@@ -146,6 +157,9 @@ def _pump(stream: HTTPSocketResponse, result: Exchange) -> None:
                 if reader.error_class:
                     break
             if b"[DONE]" in data and not stream.message_complete:
+                _parse(reader, pieces)
+                if not reader.done:
+                    continue  # the model itself wrote it
                 if stamped:
                     sock.patience_s = AFTER_DONE_S
                 else:
@@ -170,8 +184,7 @@ def _parse(reader: StreamReader, pieces: list[tuple[float, bytes]]) -> None:
 
 def _read_error(response: FastResponse, result: Exchange) -> None:
     """An answer that is no stream: an error with JSON or text, or a server that does not stream."""
-    text = response.content or b""
-    status = result.status
+    text, status = _body(response), result.status
     try:
         said = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -183,23 +196,51 @@ def _read_error(response: FastResponse, result: Exchange) -> None:
             else classify_error(said, "bad_event"))
     else:
         result.error_class, result.error_message = classify_error(said, f"http_{status}")
-    result.retry_after_s = retry_after(_header(response, "retry-after"))
+        if status is not None and 300 <= status < 400 and _header(response, "location"):
+            result.error_message = (f"the server sends its clients on to {_header(response, 'location')[:200]}: give "
+                                    "that address, or a request measures both")
+    result.retry_after_s = retry_after(_header(response, "retry-after"), _header(response, "date"))
 
 
-def retry_after(value: object) -> float | None:
-    """Seconds of a Retry-After header; None when absent or a date (rare, and no monotonic time)."""
+def _body(response: FastResponse) -> bytes:
+    """The beginning of an answer, unpacked where a server packed it unasked. The library's own unpacking fails in many
+    ways, and on bytes that are no archive."""
+    text = bytes(response.stream.read(ERROR_BYTES))
+    if text[:2] == b"\x1f\x8b":
+        with contextlib.suppress(zlib.error):
+            text = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(text, ERROR_BYTES)
+    return text
+
+
+def retry_after(value: str, date: str = "") -> float | None:
+    """Seconds that a Retry-After header asks for, given as such or as a moment, then by the server's own clock (its
+    `Date` header; else ours); None when it says neither."""
     try:
-        seconds = float(str(value))
+        seconds = float(value)
+    except ValueError:
+        until = _moment(value)
+        if until is None:
+            return None
+        seconds = max(0.0, until - (_moment(date) or time.time()))
+    return seconds if 0 <= seconds < 1e6 else None
+
+
+def _moment(value: str) -> float | None:
+    """Seconds since 1970 of an HTTP date."""
+    try:
+        when = email.utils.parsedate_to_datetime(value)
     except ValueError:
         return None
-    return seconds if 0 <= seconds < 1e6 else None
+    return (when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def _failed(result: Exchange, error: BaseException | None) -> None:
     """Name the error class of a connection that failed."""
+    result.error_message = f"{type(error).__name__}: {error}"[:300]
     while error is not None and not isinstance(error, (OSError, HTTPParseError, gevent.Timeout)):
         error = error.__cause__ or error.__context__
-    result.error_message = f"{type(error).__name__}: {error}"[:300]
+    if error is not None:
+        result.error_message = f"{type(error).__name__}: {error}"[:300]
     if isinstance(error, ConnectionRefusedError):
         result.error_class = "refused"
     elif isinstance(error, (TimeoutError, gevent.Timeout)):

@@ -174,7 +174,7 @@ async def serve(host: str, port: int, ttft_s: float, itl_s: float, log: bool = F
     pacer = Pacer(ttft_s, itl_s, log)
     server = await asyncio.start_server(lambda r, w: handle(pacer, r, w), host, port, limit=1 << 24,
                                         backlog=4096)
-    url = f"http://{host}:{server.sockets[0].getsockname()[1]}"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{server.sockets[0].getsockname()[1]}"
     print(orjson.dumps({"base_url": url, "pid": os.getpid(), "started_s": time.monotonic()}).decode(), flush=True)
     parent = os.getppid()
     async with server:

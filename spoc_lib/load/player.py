@@ -46,7 +46,7 @@ class Player:
         The history is as long as the server says: its prompt tokens without the template's, and the reply; where
         it reports no usage, our own count.
         """
-        total, prompt = reader.count("completion_tokens"), reader.count("prompt_tokens")
+        total, prompt = reader.output_tokens, reader.count("prompt_tokens")
         reply_tokens = None
         if total is not None:
             shares = token_shares(reader.texts, reader.running_tokens, total)

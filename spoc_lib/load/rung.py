@@ -39,6 +39,7 @@ class Rung:
         self.players: deque[Player] = deque()
         self.start_s = self.end_s = 0.0
         self.live = self.in_flight = self.retries = self.kernel_stamped = self.read_streams = 0
+        self.hidden_tokens = 0
         self.late_prepare_s = self.late_send_s = 0.0
         self.recent_ttft_s: deque[float] = deque(maxlen=RECENT)
         self.recent_lag_s: deque[float] = deque(maxlen=RECENT)
@@ -107,6 +108,7 @@ class Rung:
             self.read_streams += 1
             self.kernel_stamped += result.kernel_stamps
             self.recent_lag_s.append(result.handled_late_s)
+        self.hidden_tokens += result.reader.hidden_tokens
         if outcome == "failed":
             self._count_error(result.error_class or "unknown", result.error_message or "")
 

@@ -28,10 +28,11 @@ class EventParser:
     the standard discards it, but several servers end like that, so the caller decides.
     """
 
-    __slots__ = ("_buffer", "_data", "_first", "_skip_lf")
+    __slots__ = ("_buffer", "_data", "_first", "_more", "_skip_lf")
 
     def __init__(self) -> None:
         self._buffer = b""
+        self._more: list[bytes] = []  # what came of the same line since, joined once when it ends
         self._data: list[bytes] = []
         self._first = True
         self._skip_lf = False
@@ -72,7 +73,11 @@ class EventParser:
             self._skip_lf = False
             if piece[:1] == b"\n":
                 piece = piece[1:]
-        data = self._buffer + piece
+        if self._buffer and b"\n" not in piece and b"\r" not in piece:
+            self._more.append(piece)
+            return []
+        data = self.leftover + piece
+        self._more.clear()
         if data[-1:] == b"\r":  # the LF of a CRLF may come in the next piece
             self._skip_lf = True
         if b"\r" in data:
@@ -95,10 +100,16 @@ class EventParser:
     def close(self) -> bytes | None:
         """The data of an event that the stream's end cut short; None where there is none."""
         if self._buffer:
-            self._field(self._buffer)
+            self._field(self.leftover)
             self._buffer = b""
+            self._more.clear()
         data, self._data = b"\n".join(self._data), []
         return data or None
+
+    @property
+    def leftover(self) -> bytes:
+        """Bytes of the line that has not ended."""
+        return b"".join((self._buffer, *self._more)) if self._more else self._buffer
 
 
 @dataclass(slots=True)
@@ -158,7 +169,8 @@ class StreamReader:
             self.usage = usage
         choices = chunk.get("choices")
         if not choices:
-            if choices is None and usage is None and chunk.get("object") == "error":
+            if choices is None and usage is None and (chunk.get("object") == "error"
+                                                      or isinstance(chunk.get("message"), str)):
                 self._fail(*classify_error(chunk, "stream_error"))
             return None
         try:
@@ -186,10 +198,10 @@ class StreamReader:
         if text or calls:
             self.times_s.append(time_s)
             self.texts.append(text)
-            self.running_tokens.append(usage.get("completion_tokens") if usage else None)
+            self.running_tokens.append(_tokens(usage.get("completion_tokens")) if usage else None)
         reason = choice.get("finish_reason")
         if reason:
-            self.finish_reason = reason
+            self.finish_reason = str(reason)[:100]
             self.finish_s = time_s
 
     def _fail(self, error_class: str, message: str) -> None:
@@ -211,13 +223,41 @@ class StreamReader:
         return self.error_class is None and (self.done or self.finish_reason is not None)
 
     def count(self, name: str) -> int | None:
-        """`prompt_tokens`, `completion_tokens` or `cached_tokens` of the server's usage; None when it has none."""
+        """`prompt_tokens`, `completion_tokens` or `cached_tokens` of the server's usage; None when it has none, or none
+        that can be: less than nothing, or nothing where chunks came."""
         if self.usage is None:
             return None
-        value = self.usage.get(name)
         if name == "cached_tokens":
-            value = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+            return _tokens(_within(self.usage.get("prompt_tokens_details"), name))
+        value = _tokens(self.usage.get(name))
+        return None if value == 0 and name == "completion_tokens" and self.times_s else value
+
+    @property
+    def hidden_tokens(self) -> int:
+        """Tokens of reasoning that the usage counts and no chunk carried: the server kept them to itself."""
+        total = self.count("completion_tokens")
+        details = None if self.usage is None else self.usage.get("completion_tokens_details")
+        hidden = _tokens(_within(details, "reasoning_tokens"))
+        if total is None or not hidden or self.thoughts or total - hidden < len(self.times_s):
+            return 0
+        return hidden
+
+    @property
+    def output_tokens(self) -> int | None:
+        """The tokens that the chunks carried, by the server's count; None without usage."""
+        total = self.count("completion_tokens")
+        return None if total is None else total - self.hidden_tokens
+
+
+def _tokens(value: Any) -> int | None:
+    """A number of tokens as a server states it, None when it is none."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1 << 53:
+        return int(value)
+    return None
+
+
+def _within(details: Any, name: str) -> Any:
+    return details.get(name) if isinstance(details, dict) else None
 
 
 def _call_text(call: dict[str, Any]) -> str:
@@ -227,7 +267,7 @@ def _call_text(call: dict[str, Any]) -> str:
 
 OVERFLOW_SIGNS = ("maximum context length", "context_length_exceeded", "max_model_len", "context window",
                   "maximum model length", "context length", "longer than the maximum", "input is too long",
-                  "prompt is too long")
+                  "prompt is too long", "context size", "input token count", "max_new_tokens` must be")
 
 
 def classify_error(error: Any, otherwise: str) -> tuple[str, str]:

@@ -129,7 +129,7 @@ class ScriptedUser(FastHttpUser):
         rung, reader = self.rung, result.reader
         if outcome == "censored":
             result.error_class = rung.cut_class
-        total = reader.count("completion_tokens")
+        total = reader.output_tokens
         source = "usage" if total is not None else ("tokenizer" if outcome == "completed" else "none")
         shares = token_shares(reader.texts, reader.running_tokens, total)
         if source == "tokenizer":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -26,8 +28,8 @@ ANSWER = [data(delta(role="assistant", content="")), data(delta(content="Hé")),
 
 def read(pieces: list[bytes]) -> StreamReader:
     reader = StreamReader()
-    for time, piece in enumerate(pieces):
-        reader.feed(float(time), piece)
+    for number, piece in enumerate(pieces):
+        reader.feed(float(number), piece)
     reader.close(float(len(pieces)))
     return reader
 
@@ -98,6 +100,55 @@ def test_usage_may_be_odd():
     assert read([data({"choices": [], "usage": {"prompt_tokens_details": None}})]).count("cached_tokens") is None
 
 
+@pytest.mark.parametrize("value", ["7", -7, 1e30, 10**19, True, [7], {"n": 7}])
+def test_a_number_of_tokens_that_cannot_be_is_none(value):
+    usage = {"prompt_tokens": value, "completion_tokens": value, "prompt_tokens_details": {"cached_tokens": value}}
+    reader = read([data({**delta(content="x"), "usage": usage}), data({"choices": [], "usage": usage})])
+    assert [reader.count(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")] == [None] * 3
+    assert reader.running_tokens == [None]
+    assert read([data({"choices": [], "usage": {"prompt_tokens_details": value}})]).count("cached_tokens") is None
+
+
+def test_no_tokens_where_chunks_came_is_no_usage():
+    nothing = {"choices": [], "usage": {"completion_tokens": 0}}
+    assert read([data(delta(content="x")), data(nothing)]).count("completion_tokens") is None
+    assert read([data(nothing)]).count("completion_tokens") == 0
+
+
+def test_a_finish_reason_is_text():
+    assert read([data(delta({"type": "stop"}))]).finish_reason == "{'type': 'stop'}"
+
+
+def thinking(completion: int, reasoning: object, *deltas: dict) -> StreamReader:
+    usage = {"completion_tokens": completion, "completion_tokens_details": {"reasoning_tokens": reasoning}}
+    return read([*map(data, deltas), data({"choices": [], "usage": usage})])
+
+
+def test_reasoning_that_is_kept_back_is_no_token_of_the_stream():
+    """The gaps are of what came: tokens that the server thought and did not send would make them shorter."""
+    answer = [delta(content=text) for text in "abc"]
+    hidden = thinking(1003, 1000, *answer)
+    assert (hidden.hidden_tokens, hidden.output_tokens, hidden.count("completion_tokens")) == (1000, 3, 1003)
+    sent = thinking(5, 2, delta(reasoning_content="h"), delta(reasoning_content="m"), *answer)
+    assert (sent.hidden_tokens, sent.output_tokens) == (0, 5)
+    within_content = thinking(3, 2, *answer)  # <think> in the content: every token came
+    assert (within_content.hidden_tokens, within_content.output_tokens) == (0, 3)
+    assert thinking(5, "2", *answer).hidden_tokens == thinking(5, 0, *answer).hidden_tokens == 0
+
+
+def test_a_named_error_event_is_an_error():
+    reader = read([b'event: error\ndata: {"message": "gone", "type": "server_error"}\n\n'])
+    assert (reader.error_class, reader.error_message) == ("stream_error", "gone")
+
+
+def test_a_long_event_costs_no_more_than_its_length():
+    """In pieces of a read each: joined anew with each piece, 16 MB would take many seconds."""
+    event = data(delta(content="x" * (16 << 20)))
+    began = time.process_time()
+    reader = read([event[k:k + 8192] for k in range(0, len(event), 8192)])
+    assert len(reader.reply) == 16 << 20 and time.process_time() - began < 2.0
+
+
 def test_classify_error_reads_all_shapes():
     assert classify_error({"error": {"message": "m", "code": "context_length_exceeded"}}, "http_400") == (
         "context_overflow", "m")
@@ -106,17 +157,30 @@ def test_classify_error_reads_all_shapes():
     assert classify_error({"detail": [{"msg": "x"}]}, "http_422")[0] == "http_422"
 
 
+@pytest.mark.parametrize("message", [
+    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",  # vLLM
+    "The input (5000 tokens) is longer than the model's context length (4096 tokens).",  # SGLang
+    "the request exceeds the available context size. try increasing the context size",  # llama.cpp
+    "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens",  # TGI
+    "The input token count (5000) exceeds the maximum number of tokens allowed (4096).",  # Gemini
+])
+def test_servers_say_overflow_in_many_words(message):
+    assert classify_error({"error": {"message": message}}, "http_400")[0] == "context_overflow"
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_every_split_gives_the_same_answer(draw):
-    ending = draw.draw(st.sampled_from([b"\n", b"\r\n", b"\r"]))
+    endings = draw.draw(st.lists(st.sampled_from([b"\n", b"\r\n", b"\r"]), min_size=1, max_size=4))
     noise = b": keep-alive\n\n"
     stream = draw.draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + noise.join(ANSWER)
-    stream = stream.replace(b"\n", ending)
+    paragraphs = enumerate(stream.split(b"\n\n")[:-1])  # each may end in its own way
+    stream = b"".join(text.replace(b"\n", endings[k % len(endings)]) + 2 * endings[k % len(endings)]
+                      for k, text in paragraphs)
     cuts = sorted(draw.draw(st.lists(st.integers(0, len(stream)), max_size=30)))
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     whole, split = read([stream]), read(pieces)
-    assert (split.reply, split.texts, split.usage, split.done) == (whole.reply, whole.texts, whole.usage, True)
+    assert (split.reply, split.texts, split.usage, split.done) == ("Héllo 世", whole.texts, whole.usage, True)
     assert split.times_s == sorted(split.times_s)
 
 
