@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,16 @@ def writers(folder: Path) -> dict[str, PartWriter]:
     """One writer for each table of a client's folder."""
     return {**{name: PartWriter(folder / f"{name}.parquet", schema) for name, schema in TABLES.items()},
             "partial": PartWriter(folder / PARTIAL, schemas.CHUNKS)}
+
+
+def tried(work: Callable[..., None], *given: Any) -> Exception | None:
+    """Do `work` in another thread; what failed is handed over rather than raised. Gevent prints what a thread raises;
+    on a full disk, where the log lies too, that print fails in its turn, and whoever waits would wait for ever."""
+    try:
+        work(*given)
+    except Exception as error:
+        return error
+    return None
 
 
 class Books:

@@ -14,6 +14,7 @@ gevent.monkey.patch_all()  # before anything else is imported: Locust would do i
 # Arrow's own allocator keeps ever more pages of what one thread allocates and another frees, as happens each second
 os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
 
+import contextlib  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
@@ -33,9 +34,20 @@ from spoc_lib.load.rung import Rung  # noqa: E402
 
 
 def say(event: str, **values: Any) -> None:
-    """One line to the parent."""
-    sys.stdout.write(orjson.dumps({"event": event, **values}).decode() + "\n")
-    sys.stdout.flush()
+    """One line to the parent. One that is gone hears nothing: whoever watches it ends the rung."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(orjson.dumps({"event": event, **values}).decode() + "\n")
+        sys.stdout.flush()
+
+
+def ended(work: Callable[[], None]) -> int:
+    """Do `work`; exit status. The parent is told when the disk fails, for then the log says nothing."""
+    try:
+        work()
+    except OSError as error:
+        say("failed", message=f"{type(error).__name__}: {error}")
+        return 1
+    return 0
 
 
 class Parent:
@@ -86,8 +98,7 @@ def main() -> int:
     runner = environment.create_local_runner()
     if plan.ui_port is not None:
         environment.create_web_ui("127.0.0.1", plan.ui_port + process)
-    Client(plan, rung, environment, runner, parent).run()
-    return 1 if rung.crashed else 0
+    return ended(Client(plan, rung, environment, runner, parent).run) or (1 if rung.crashed else 0)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from locust.runners import STATE_RUNNING, Runner
 
 from spoc_lib.load.arrivals import KERNEL_STAMPS, ArrivalClientPool, WallOffset
 from spoc_lib.load.bodies import BodyEncoder
+from spoc_lib.load.books import tried
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.player import Player
 from spoc_lib.load.rung import Rung
@@ -89,7 +90,8 @@ def prepare(plan: LoadPlan, rung: Rung, process: int, boss: Boss) -> None:
 
 def user_class(plan: LoadPlan, rung: Rung) -> type[ScriptedUser]:
     """The Locust user class of this rung; one connection pool for all users, one connection a request in flight."""
-    LocustUserAgent.valid_response_codes = frozenset(range(100, 600))  # the status is read here, not raised by Locust
+    LocustUserAgent.valid_response_codes = frozenset(range(100, 1000))  # the status is read here, not raised by Locust
+    LocustUserAgent.redirect_response_codes = frozenset()  # a POST must not become a GET, nor a TTFT hold two ways
     pool = ArrivalClientPool(concurrency=plan.users + 8, network_timeout=plan.idle_timeout_s,
                              connection_timeout=min(30.0, plan.idle_timeout_s), insecure=not plan.verify_tls,
                              ssl_context_factory=_tls(plan))
@@ -147,7 +149,8 @@ class Client:
         self.boss.end({**rung.state(), "stopped_s": stopped_s}, {
             "start_s": rung.start_s, "interrupted": self.interrupted, "crashed": rung.crashed, "errors": rung.errors,
             "error_samples": rung.error_samples, "retry_after": rung.retries, "kernel_stamped": rung.kernel_stamped,
-            "read_streams": rung.read_streams}, tables)
+            "read_streams": rung.read_streams, "hidden_tokens": rung.hidden_tokens,
+            "clock_stepped_s": WallOffset.stepped_s}, tables)
 
     def _breathe(self) -> None:
         """With many streams, let a millisecond of tokens gather before each look at the sockets: one wake-up serves
@@ -186,8 +189,11 @@ class Client:
             self._lags.append(time.monotonic() - before - TICK_S)
 
     def _report(self) -> None:
-        while not self._ended.wait(FLUSH_S):
-            self._flush(self.boss.progress)
+        try:
+            while not self._ended.wait(FLUSH_S):
+                self._flush(self.boss.progress)
+        except Exception as error:  # a rung that is not written down must not go on as if it were
+            self.rung.crash(error)
 
     def _flush(self, tell: Callable[[dict[str, Any], dict[str, pa.Table]], None] | None = None) -> dict[str, pa.Table]:
         """Sample the client's own state and put the last second on disk, in another thread; returns its tables. The
@@ -205,10 +211,12 @@ class Client:
             "client_loop_lag_p99_s": lags[int(len(lags) * 0.99)], "client_loop_lag_max_s": lags[-1],
         })
         tables = books.take()
-        writing = self._disk.spawn(books.write, tables)
+        writing = self._disk.spawn(tried, books.write, tables)
         if tell is not None:
             tell(rung.state(), tables)
-        writing.get()
+        failure = writing.get()
+        if failure is not None:
+            raise failure
         return tables
 
 

@@ -86,10 +86,12 @@ def late_users(requests: pd.DataFrame, start_s: float, end_s: float) -> float:
     return float(late.clip(lower=0.0).sum() / (end_s - start_s))
 
 
-def little(requests: pd.DataFrame, live: float, start_s: float, end_s: float) -> dict[str, float]:
+def little(requests: pd.DataFrame, live: float, start_s: float, end_s: float,
+           first_think_s: float = math.nan) -> dict[str, float]:
     """Little's law in the window, N = X (R + Z + L): throughput, mean response, think and lateness of the client (from
     the intended to the actual sending), and the error ratio X (R + Z + L) / N - 1. Requests count by their end, with
-    the think time and the lateness that went before them."""
+    the think time and the lateness that went before them. `first_think_s`: what went before a user's first request;
+    unknown in a closed loop, nothing where users come as they send."""
     ended = requests[(requests["end_s"] >= start_s) & (requests["end_s"] < end_s)
                      & (requests["outcome"] != "censored")]
     rate = len(ended) / (end_s - start_s) if end_s > start_s else math.nan
@@ -97,7 +99,7 @@ def little(requests: pd.DataFrame, live: float, start_s: float, end_s: float) ->
     if len(ended):
         response = float((ended["end_s"] - ended["send_s"]).mean())
         late = float((ended["send_s"] - ended["intended_send_s"]).mean())
-    thought = think_times(requests).reindex(ended.index).dropna()
+    thought = think_times(requests).reindex(ended.index).fillna(first_think_s).dropna()
     think = float(thought.mean()) if len(thought) else math.nan
     error = rate * (response + think + late) / live - 1 if live else math.nan
     return {"request_rate_per_s": rate, "response_s": response, "think_s": think, "late_s": late,

@@ -25,8 +25,8 @@ from locust.env import Environment  # noqa: E402
 from locust.runners import STATE_MISSING, MasterRunner  # noqa: E402
 
 from spoc_lib.core.files import write_json  # noqa: E402
-from spoc_lib.load.books import PLANNED, REPLIES, writers  # noqa: E402
-from spoc_lib.load.child import Parent, say  # noqa: E402
+from spoc_lib.load.books import PLANNED, REPLIES, tried, writers  # noqa: E402
+from spoc_lib.load.child import Parent, ended, say  # noqa: E402
 from spoc_lib.load.plan import LoadPlan, host_and_port  # noqa: E402
 from spoc_lib.load.wire import CLOCK_ROUNDS, ClockEstimate, moved, unpacked  # noqa: E402
 
@@ -96,6 +96,7 @@ class Master:
             self.environment.create_web_ui("127.0.0.1", plan.ui_port)
         self.shares: dict[str, Share] = {}
         self.refused: dict[str, Any] | None = None
+        self.failure: Exception | None = None
         self._disk = ThreadPool(1)
         for name, listener in (("prepared", self._on_prepared), ("refused", self._on_refused),
                                ("clock", self._on_clock), ("planned", self._on_rows), ("rows", self._on_rows),
@@ -159,8 +160,14 @@ class Master:
         """Once a second, while the master goes on listening."""
         while True:
             gevent.sleep(WRITE_S)
-            for share in self.shares.values():
-                self._disk.spawn(share.write).get()
+            self._write_all()
+
+    def _write_all(self) -> None:
+        for share in self.shares.values():
+            failure = self._disk.spawn(tried, share.write).get()  # after what that thread still writes
+            if failure is not None:
+                self.failure = self.failure or failure
+                self.stop()
 
     def run(self, parent: Parent) -> None:
         """From the start that the parent names to the last worker's end, or the bounds."""
@@ -180,8 +187,9 @@ class Master:
             gevent.sleep(0.1)
         self.runner.quit()
         writing.kill()
-        for share in self.shares.values():
-            self._disk.spawn(share.write).get()  # after what that thread still writes
+        self._write_all()
+        if self.failure is not None:
+            raise self.failure
         stopped = [share.state["stopped_s"] - share.clock.offset_s for share in self.shares.values() if share.ended]
         say("end", **self.combined(), start_s=start_s, stopped_s=min(stopped, default=time.monotonic()))
 
@@ -212,8 +220,7 @@ def main() -> int:
             master.tell("stop", share)
         master.runner.quit()
         return refusal["status"]
-    master.run(Parent(folder))
-    return 0
+    return ended(lambda: master.run(Parent(folder)))
 
 
 if __name__ == "__main__":

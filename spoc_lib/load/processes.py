@@ -8,6 +8,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,21 @@ from spoc_lib.core.errors import SpocError
 
 #: A child that says nothing for so long while it prepares is stuck.
 SILENCE_S = 120.0
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Another Ctrl-C, or a scheduler's SIGTERM that is taken for one, does nothing meanwhile: closing the books is
+    bounded, and must not be cut short. In other threads than the main one no signal arrives."""
+    signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    numbers = [number for number in signals if signal.getsignal(number) is signal.default_int_handler]
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
 
 
 class Client:
@@ -73,7 +89,9 @@ class Client:
         self._log.close()
 
     def log_tail(self) -> str:
-        """The last line of the child's log, for the sentence that says why it ended."""
+        """Why the child ended: what it said itself, else the last line of its log."""
+        if "failed" in self.last:
+            return str(self.last["failed"]["message"])
         lines = (self.folder / "client.log").read_text("utf-8", "replace").strip().splitlines()
         return lines[-1][:300] if lines else "it left no message"
 

@@ -24,7 +24,7 @@ CLIENT_CUTS = ("interrupted", "client_lost")
 
 
 def planned_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Every request that a client process set out to send: the first columns of REQUESTS, and `reuse.boundaries`."""
+    """Every request that a client process set out to send: the first columns of REQUESTS, and `layers.boundaries`."""
     return [row for folder in folders for row in read_lines(folder / PLANNED)]
 
 
@@ -62,7 +62,8 @@ def settle(folders: Sequence[Path], planned: Sequence[Mapping[str, Any]], target
 
 def _open_chunks(folders: Sequence[Path], requests: Sequence[int]) -> pa.Table:
     """The chunks of `requests` that were put on disk while their streams were open."""
-    partial = [pq.read_table(TableAppender.recover(folder / PARTIAL, schemas.CHUNKS)) for folder in folders]
+    paths = [TableAppender.recover(folder / PARTIAL, schemas.CHUNKS) for folder in folders]
+    partial = [pq.read_table(path) for path in paths if path.exists()]  # a client may end before it opens its books
     whole = pa.concat_tables([schemas.CHUNKS.empty_table(), *partial])
     return whole.filter(pc.is_in(whole.column("request"), pa.array(requests, pa.int64())))
 

@@ -24,7 +24,7 @@ from spoc_lib.load.endpoint import api_key, probe, reset_prefix_cache
 from spoc_lib.load.figures import started_in
 from spoc_lib.load.gate import stored
 from spoc_lib.load.plan import LoadPlan
-from spoc_lib.load.processes import Clients
+from spoc_lib.load.processes import Clients, undisturbed
 from spoc_lib.load.records import planned_rows, read_lines, settle
 from spoc_lib.load.reuse import reuse_table
 from spoc_lib.load.summary import summarise
@@ -74,31 +74,41 @@ def run(plan: LoadPlan, folder: str | Path, progress: Progress | None = None) ->
     clients = Clients(plan_path, folder, folders, plan.master is not None)
     facts: dict[str, Any] = {"notes": list(endpoint.notes), "interrupted": False}
     interrupt: BaseException | None = None
-    try:
-        clients.prepared()
-        if plan.cache == "reset":
-            reset_prefix_cache(plan)
-        facts["start_s"] = time.monotonic() + START_IN_S
-        facts["startup_s"] = time.monotonic() - began
-        for client in clients.all:
-            client.go(facts["start_s"])
-        _watch(plan, clients, facts["start_s"], progress)
-    except KeyboardInterrupt as error:
-        interrupt = error
-        facts["interrupted"] = True
-    finally:
-        clients.stop(INTERRUPT_GRACE_S)
-        clients.close()
-    facts.setdefault("start_s", time.monotonic())
-    facts.setdefault("startup_s", time.monotonic() - began)
-    facts["lost_clients"] = sum(not (path / "client.json").exists() for path in folders)
-    facts["stop_s"] = min([client.last.get("end", {}).get("stopped_s", time.monotonic()) for client in clients.all]
-                          + [facts["start_s"] + plan.duration_s])
-    facts["start_s"] = clients.all[0].last.get("end", {}).get("start_s", facts["start_s"])  # a master needs longer
-    result = _settle(plan, folder, [path for path in folders if path.exists()], facts)
+    with ExitStack() as closing:
+        try:
+            _play(plan, clients, facts, began, progress)
+        except KeyboardInterrupt as error:
+            closing.enter_context(undisturbed())
+            interrupt = error
+            facts["interrupted"] = True
+        finally:
+            clients.stop(INTERRUPT_GRACE_S)
+            clients.close()
+        facts.setdefault("start_s", time.monotonic())
+        facts.setdefault("startup_s", time.monotonic() - began)
+        lost = [path for path in folders if not (path / "client.json").exists()]
+        facts["lost_clients"] = len(lost)
+        facts["lost_why"] = [client.log_tail() for client in clients.all if client.folder in lost]
+        facts["stop_s"] = min([client.last.get("end", {}).get("stopped_s", time.monotonic()) for client in clients.all]
+                              + [facts["start_s"] + plan.duration_s])
+        # a master needs longer
+        facts["start_s"] = clients.all[0].last.get("end", {}).get("start_s", facts["start_s"])
+        result = _settle(plan, folder, [path for path in folders if path.exists()], facts)
     if interrupt is not None:
         raise interrupt
     return result
+
+
+def _play(plan: LoadPlan, clients: Clients, facts: dict[str, Any], began: float, progress: Progress | None) -> None:
+    """From the clients' preparation to the end of the rung."""
+    clients.prepared()
+    if plan.cache == "reset":
+        reset_prefix_cache(plan)
+    facts["start_s"] = time.monotonic() + START_IN_S
+    facts["startup_s"] = time.monotonic() - began
+    for client in clients.all:
+        client.go(facts["start_s"])
+    _watch(plan, clients, facts["start_s"], progress)
 
 
 def read_run(folder: str | Path) -> LoadRun:
@@ -167,7 +177,9 @@ def _settle(plan: LoadPlan, folder: Path, folders: list[Path], facts: dict[str, 
     facts["retry_after"] = sum(report["retry_after"] for report in reports)
     facts["stamps"] = "kernel" if streams and stamped == streams else ("process" if not stamped else "mixed")
     facts["interrupted"] = facts["interrupted"] or any(report["interrupted"] for report in reports)
+    facts["notes"] += _remarks(reports)
     planned, cut_class = planned_rows(folders), "interrupted" if facts["interrupted"] else "client_lost"
+    facts["planned"] = len(planned)
     tables = settle(folders, planned, folder, time.monotonic(), cut_class)
     requests, chunks = _count_replies(tables["requests"], tables["chunks"], folders, facts)
     if requests is not tables["requests"]:
@@ -191,6 +203,17 @@ def _settle(plan: LoadPlan, folder: Path, folders: list[Path], facts: dict[str, 
     if crashed:
         raise SpocError("client-crashed", f"the load client failed on its own account: {crashed[0].strip()}")
     return LoadRun(folder, plan, summary, requests, chunks, tables["metrics"], (window.start_s, window.end_s))
+
+
+def _remarks(reports: list[dict[str, Any]]) -> list[str]:
+    """What the clients saw that a reader of the figures must know."""
+    hidden = sum(report["hidden_tokens"] for report in reports)
+    stepped_s = max((report["clock_stepped_s"] for report in reports), default=0.0)
+    notes = [f"the server kept {hidden:,} tokens of reasoning to itself: no rate and no gap has them"] if hidden else []
+    if stepped_s:
+        notes.append(f"the wall clock was set by {stepped_s:.3f} s meanwhile: the kernel's stamps of up to a second "
+                     "before may be off by as much")
+    return notes
 
 
 def _count_replies(requests: pd.DataFrame, chunks: pd.DataFrame, folders: list[Path],
@@ -223,7 +246,7 @@ def _facts_from(folders: list[Path], plan: LoadPlan) -> dict[str, Any]:
                 default=time.monotonic())
     return {"notes": ["settled after the fact: the process that ran this rung was killed"], "interrupted": True,
             "start_s": start, "stop_s": start + plan.duration_s, "startup_s": None,
-            "lost_clients": len(folders) - len(reports)}
+            "lost_clients": len(folders) - len(reports), "lost_why": []}
 
 
 def describe(summary: Mapping[str, Any]) -> str:

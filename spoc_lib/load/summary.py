@@ -17,6 +17,8 @@ from spoc_lib.load.window import Window, mean_in_flight
 
 #: Share of the asked users that must have been live, on average over the window.
 USERS_TOLERANCE = 0.01
+#: Answers over the limit that they were asked for by more than this factor: the server miscounts.
+CLAIMED_RATIO = 2.0
 #: Fewer tokens than this read together do not move a percentile of the gaps that anybody asks for.
 MERGED_RATIO = 0.01
 
@@ -28,10 +30,10 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
     live = mean_metric(metrics, "live_users", window)
     flight = float(mean_in_flight(requests, np.array([window.start_s, window.end_s]))[0]) if len(requests) else 0.0
     late = figures.late_users(requests, window.start_s, window.end_s)
-    law = figures.little(requests, live, window.start_s, window.end_s)
-    counts = outcome_counts(requests)
+    law = figures.little(requests, live, window.start_s, window.end_s, 0.0 if plan.arrivals else math.nan)
     result = {
-        **counts, **latencies(timed, chunks), **rates(requests, chunks, window),
+        **outcome_counts(requests), "planned": facts["planned"],
+        **latencies(timed, chunks), **rates(requests, chunks, window),
         "base_url": plan.base_url, "model": plan.model, "users": plan.users, "processes": plan.processes,
         "personas": "fixed" if plan.fixed else plan.personas, "seed": plan.seed, "salt": plan.salt,
         "cache": plan.cache,
@@ -42,10 +44,11 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
         "thinking_users": live - flight - late, **law,
         "errors": error_counts(requests), "error_samples": dict(facts["error_samples"]),
         "retry_after": facts["retry_after"], "tokens_source": tokens_source(requests),
-        "short_answers": short_answers(requests), "schedule_lag_s": schedule_lag(timed),
+        "short_answers": short_answers(requests), "output_claimed_ratio": claimed_ratio(requests),
+        "schedule_lag_s": schedule_lag(timed),
         "per_persona": {persona: {**outcome_counts(own), **latencies(own, chunks)}
                         for persona, own in timed.groupby("persona")},
-        "interrupted": facts["interrupted"], "lost_clients": facts["lost_clients"],
+        "interrupted": facts["interrupted"], "lost_clients": facts["lost_clients"], "lost_why": facts["lost_why"],
         "stamps": facts["stamps"], "notes": list(facts["notes"]),
     }
     result.update(client_figures(metrics, chunks, window), merged_ratio=figures.merged_ratio(chunks))
@@ -100,6 +103,13 @@ def short_answers(requests: pd.DataFrame) -> int:
     """Completed answers with fewer tokens than asked for."""
     done = requests[requests["outcome"] == "completed"]
     return int((done["output_tokens"] < done["intended_output_tokens"]).sum())
+
+
+def claimed_ratio(requests: pd.DataFrame) -> float | None:
+    """Output tokens of the completed answers by the server's usage, over those asked for; None without usage."""
+    told = requests[(requests["outcome"] == "completed") & (requests["tokens_source"] == "usage")]
+    asked = float(told["intended_output_tokens"].sum())
+    return float(told["output_tokens"].sum()) / asked if asked else None
 
 
 def schedule_lag(requests: pd.DataFrame) -> dict[str, float]:
@@ -159,11 +169,14 @@ def invalid_reasons(plan: LoadPlan, result: Mapping[str, Any]) -> list[str]:
     if result["planned"] != result["completed"] + result["failed"] + result["censored"]:
         reasons.append("planned is not completed + failed + censored")
     if result["lost_clients"]:
-        reasons.append(f"{result['lost_clients']} client process(es) were lost")
+        reasons.append(": ".join([f"{result['lost_clients']} client process(es) were lost", *result["lost_why"]]))
     if result["interrupted"]:
         reasons.append("the rung was interrupted")
     if result["planned"] and not result["completed"]:
         reasons.append("no request was completed")
+    if result["output_claimed_ratio"] and result["output_claimed_ratio"] > CLAIMED_RATIO:
+        reasons.append(f"the server's usage counts {result['output_claimed_ratio']:,.0f} times the tokens that its "
+                       "answers were limited to: no such figures can be")
     if plan.arrivals is None and result["live_users"] < plan.users * (1 - USERS_TOLERANCE):
         reasons.append(f"{result['live_users']:.1f} users were live, {plan.users} were asked for")
     return reasons

@@ -93,6 +93,26 @@ def test_ctrl_c_closes_the_books(paced, tmp_path):
     assert not client_pids(tmp_path)
 
 
+@pytest.mark.parametrize("signals", [[signal.SIGINT] * 3, [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
+def test_impatience_and_a_scheduler_close_the_books_too(paced, tmp_path, signals):
+    process = start(paced, tmp_path)
+    wait_for_tokens(tmp_path)
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.1)
+    out, err = process.communicate(timeout=30)
+    assert b"Traceback" not in err and process.returncode == 1
+    summary = orjson.loads(out)
+    assert balanced(summary) and summary["interrupted"] and not client_pids(tmp_path)
+
+
+def test_a_folder_whose_client_never_opened_its_books_can_be_read(tmp_path):
+    (tmp_path / "client-0").mkdir()
+    (tmp_path / "client-0" / "client.log").touch()
+    (tmp_path / "plan.json").write_text(plan_for("http://127.0.0.1:1").model_dump_json())
+    assert read_run(tmp_path).summary["planned"] == 0
+
+
 def test_a_killed_parent_leaves_no_client_and_its_books_can_be_settled(paced, tmp_path):
     process = start(paced, tmp_path)
     wait_for_tokens(tmp_path)
@@ -105,6 +125,27 @@ def test_a_killed_parent_leaves_no_client_and_its_books_can_be_settled(paced, tm
     result = read_run(tmp_path)
     assert balanced(result.summary) and result.summary["interrupted"]
     assert balanced(read_run(tmp_path).summary)  # and read again
+
+
+def test_a_full_disk_ends_the_rung_at_once_in_one_sentence(paced, tmp_path):
+    """Not at the end of its duration: what is not written down does not count."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)], capture_output=True,
+                             text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here (root is needed): {mounted.stderr.strip()}")
+    try:
+        process = start(paced, tmp_path / "rung")
+        wait_for_tokens(tmp_path / "rung")
+        with open(tmp_path / "ballast", "wb", 0) as ballast, pytest.raises(OSError, match="No space left"):
+            while True:
+                ballast.write(bytes(4096))
+        _, err = process.communicate(timeout=15)
+        assert process.returncode == 1 and b"no space is left on the disk" in err
+        assert len(err.strip().splitlines()) == 1 and not client_pids(tmp_path)
+    finally:
+        process.kill()
+        process.wait()
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_a_server_that_dies_is_counted_not_fatal(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spoc_lib.load import figures
-from spoc_lib.load.summary import blurred
+from spoc_lib.load import LoadPlan, figures
+from spoc_lib.load.summary import blurred, claimed_ratio, invalid_reasons
 from spoc_lib.load.window import mean_in_flight, mser, steady_window, token_rate
 
 
@@ -118,3 +118,34 @@ def test_littles_law_holds_for_a_closed_loop(late_s):
     assert law["late_s"] == pytest.approx(late_s) and abs(law["little_error_ratio"]) < 1e-6
     assert figures.late_users(requests, 20.0, 80.0) == pytest.approx(10 * late_s / 2.0)
     assert figures.late_users(requests[:0], 20.0, 80.0) == 0.0
+
+
+def test_littles_law_holds_for_an_open_loop():
+    """A user comes every 0.5 s, asks three times (response 0.5 s, think 1 s in between) and goes: 7 live, of whom none
+    thinks before its first request."""
+    rows = [row(request=user * 3 + k, user=user, intended_send_s=user * 0.5 + 1.5 * k, send_s=user * 0.5 + 1.5 * k,
+                end_s=user * 0.5 + 1.5 * k + 0.5) for user in range(200) for k in range(3)]
+    law = figures.little(pd.DataFrame(rows), 7.0, 20.0, 80.0, first_think_s=0.0)
+    assert law["think_s"] == pytest.approx(2 / 3, rel=0.01) and abs(law["little_error_ratio"]) < 0.01
+
+
+def summary(**values) -> dict:
+    return {"planned": 4, "completed": 2, "failed": 1, "censored": 1, "lost_clients": 0, "lost_why": [],
+            "interrupted": False, "output_claimed_ratio": 1.0, "live_users": 2.0, **values}
+
+
+def test_what_makes_a_rung_invalid():
+    plan = LoadPlan(base_url="http://h", model="m", users=2, duration_s=1)
+    assert invalid_reasons(plan, summary()) == []
+    for change, said in (({"planned": 5}, "planned is not"), ({"live_users": 1.9}, "1.9 users were live"),
+                         ({"lost_clients": 1, "lost_why": ["MemoryError"]}, "were lost: MemoryError"),
+                         ({"output_claimed_ratio": 4e6}, "4,000,000 times"), ({"interrupted": True}, "interrupted"),
+                         ({"completed": 0, "failed": 3}, "no request was completed")):
+        (reason,) = invalid_reasons(plan, summary(**change))
+        assert said in reason
+
+
+def test_claimed_tokens_are_held_against_those_asked_for():
+    told = [row(tokens_source="usage", output_tokens=tokens) for tokens in (5, 5, 4_000_000)]
+    assert claimed_ratio(pd.DataFrame(told)) == pytest.approx(4_000_010 / 15)
+    assert claimed_ratio(pd.DataFrame([row(tokens_source="tokenizer")])) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -88,6 +89,31 @@ def test_a_lost_worker_is_reported_and_its_requests_censored(tmp_path, workers):
     lost = result.requests[result.requests["error_class"] == "client_lost"]
     assert len(lost) == 2 and lost["user"].nunique() == 2
     assert summary["completed"] > 4  # the other worker went on
+
+
+def test_a_worker_whose_clock_is_hours_ahead_tells_times_of_ours(tmp_path):
+    """A time namespace stands for a machine that was started earlier: its monotonic clock is its own."""
+    ahead = ["unshare", "--time", "--monotonic", "5000", "--fork", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*ahead, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no time namespaces here: 'unshare --time' is not allowed")
+    port = free_port()
+    joined = [subprocess.Popen([*before, sys.executable, "-m", "spoc_lib.load.worker", "127.0.0.1", str(port)],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for before in (ahead, [])]
+    try:
+        with paced_server(0.05, 0.02, log=False) as url:
+            began = time.monotonic()
+            result = run(plan_for(url, port, processes=2, users=4, duration_s=2.0), tmp_path)
+            ended = time.monotonic()
+    finally:
+        for process in joined:
+            process.kill()
+            process.wait()
+    offsets = sorted(worker["clock_offset_s"] for worker in result.summary["workers"])
+    assert offsets == pytest.approx([0, 5000], abs=0.05) and result.summary["valid"], result.summary["invalid"]
+    for table, columns in ((result.requests, ["intended_send_s", "send_s", "first_token_s", "end_s"]),
+                           (result.chunks, ["time_s"]), (result.metrics, ["time_s"])):
+        assert table[columns].to_numpy().min() > began and table[columns].to_numpy().max() < ended
+    assert (result.requests["ttft_s"] > 0.04).all() and (result.requests["ttft_s"] < 1).all()
 
 
 def test_missing_workers_are_one_sentence(tmp_path):
