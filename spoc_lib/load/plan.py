@@ -88,7 +88,8 @@ class LoadPlan(Strict):
     master: str | None = Field(None, description="HOST:PORT where workers on other machines join; null = all"
                                " client processes run on this machine")
     join_timeout_s: Positive = Field(60.0, description="how long the master waits for its workers")
-    ui_port: int | None = Field(None, description="port of Locust's own web page on 127.0.0.1; null = no page")
+    ui_port: int | None = Field(None, gt=0, lt=65536,
+                                description="port of Locust's own web page on 127.0.0.1; null = no page")
 
     @field_validator("base_url")
     @classmethod

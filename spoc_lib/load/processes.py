@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,10 +17,20 @@ from typing import Any
 
 import orjson
 
-from spoc_lib.core.errors import SpocError
+from spoc_lib.core.errors import InputError, SpocError
 
 #: A child that says nothing for so long while it prepares is stuck.
 SILENCE_S = 120.0
+
+
+def need_ports(first: int, count: int) -> None:
+    """InputError when one of these ports of 127.0.0.1 is taken: Locust would do without its page, and say nothing."""
+    for port in range(first, first + count):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except (OSError, OverflowError) as error:
+            raise InputError("port-taken", f"Locust's web page cannot have port {port} of 127.0.0.1 ({error}): choose "
+                             "another as 'ui_port' (--ui)") from error
 
 
 @contextlib.contextmanager

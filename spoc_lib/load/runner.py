@@ -24,7 +24,7 @@ from spoc_lib.load.endpoint import api_key, probe, reset_prefix_cache
 from spoc_lib.load.figures import started_in
 from spoc_lib.load.gate import stored
 from spoc_lib.load.plan import LoadPlan
-from spoc_lib.load.processes import Clients, undisturbed
+from spoc_lib.load.processes import Clients, need_ports, undisturbed
 from spoc_lib.load.records import planned_rows, read_lines, settle
 from spoc_lib.load.reuse import reuse_table
 from spoc_lib.load.summary import summarise
@@ -64,6 +64,8 @@ def run(plan: LoadPlan, folder: str | Path, progress: Progress | None = None) ->
     """
     began = time.monotonic()
     need_file_handles(plan.users // plan.processes + SPARE_HANDLES)
+    if plan.ui_port is not None:
+        need_ports(plan.ui_port, 1 if plan.master else plan.processes)
     api_key(plan)
     endpoint = probe(plan)
     if plan.context_limit is None and plan.fixed is None and endpoint.max_model_len:

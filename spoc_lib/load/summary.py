@@ -27,7 +27,7 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
               facts: Mapping[str, Any], check: SelfCheck | None) -> dict[str, Any]:
     """The result of `load run`, as `--json` writes it. `facts`: what the clients reported (see `runner`)."""
     timed = figures.started_in(requests, window.start_s, window.end_s)
-    live = mean_metric(metrics, "live_users", window)
+    live = mean_metric(metrics, "live_users", window) if plan.arrivals is None else arrived_users(requests, window)
     flight = float(mean_in_flight(requests, np.array([window.start_s, window.end_s]))[0]) if len(requests) else 0.0
     late = figures.late_users(requests, window.start_s, window.end_s)
     law = figures.little(requests, live, window.start_s, window.end_s, 0.0 if plan.arrivals else math.nan)
@@ -126,6 +126,17 @@ def mean_metric(metrics: pd.DataFrame, name: str, window: Window) -> float:
     if own.empty:
         return 0.0
     return float(own.groupby("labels")["value"].mean().sum())
+
+
+def arrived_users(requests: pd.DataFrame, window: Window) -> float:
+    """Mean users of an open loop in the window: each from its arrival to the end of its last request. Exact, where a
+    gauge of something that comes and goes within seconds is noise."""
+    if requests.empty or not window.length_s:
+        return 0.0
+    users = requests.groupby("user")
+    came, went = users["intended_send_s"].min(), users["end_s"].max()
+    there = went.clip(upper=window.end_s) - came.clip(lower=window.start_s)
+    return float(there.clip(lower=0.0).sum()) / window.length_s
 
 
 def client_figures(metrics: pd.DataFrame, chunks: pd.DataFrame, window: Window) -> dict[str, Any]:

@@ -93,7 +93,9 @@ def test_ctrl_c_closes_the_books(paced, tmp_path):
     assert not client_pids(tmp_path)
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGINT] * 3, [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
+@pytest.mark.parametrize("signals", [
+    [signal.SIGINT] * 3, pytest.param([signal.SIGTERM], marks=pytest.mark.chaos),
+    pytest.param([signal.SIGTERM, signal.SIGINT], marks=pytest.mark.chaos)])
 def test_impatience_and_a_scheduler_close_the_books_too(paced, tmp_path, signals):
     process = start(paced, tmp_path)
     wait_for_tokens(tmp_path)
@@ -127,6 +129,7 @@ def test_a_killed_parent_leaves_no_client_and_its_books_can_be_settled(paced, tm
     assert balanced(read_run(tmp_path).summary)  # and read again
 
 
+@pytest.mark.chaos
 def test_a_full_disk_ends_the_rung_at_once_in_one_sentence(paced, tmp_path):
     """Not at the end of its duration: what is not written down does not count."""
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)], capture_output=True,

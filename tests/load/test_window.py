@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spoc_lib.load import LoadPlan, figures
-from spoc_lib.load.summary import blurred, claimed_ratio, invalid_reasons
-from spoc_lib.load.window import mean_in_flight, mser, steady_window, token_rate
+from spoc_lib.load.summary import arrived_users, blurred, claimed_ratio, invalid_reasons
+from spoc_lib.load.window import Window, mean_in_flight, mser, steady_window, token_rate
 
 
 def tables(rates: list[float], response_s: float = 2.0, tokens: int = 20) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -125,7 +125,9 @@ def test_littles_law_holds_for_an_open_loop():
     thinks before its first request."""
     rows = [row(request=user * 3 + k, user=user, intended_send_s=user * 0.5 + 1.5 * k, send_s=user * 0.5 + 1.5 * k,
                 end_s=user * 0.5 + 1.5 * k + 0.5) for user in range(200) for k in range(3)]
-    law = figures.little(pd.DataFrame(rows), 7.0, 20.0, 80.0, first_think_s=0.0)
+    live = arrived_users(pd.DataFrame(rows), Window(20.0, 80.0, "steady", ""))
+    assert live == pytest.approx(7.0)
+    law = figures.little(pd.DataFrame(rows), live, 20.0, 80.0, first_think_s=0.0)
     assert law["think_s"] == pytest.approx(2 / 3, rel=0.01) and abs(law["little_error_ratio"]) < 0.01
 
 
