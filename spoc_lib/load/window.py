@@ -3,9 +3,10 @@
 The rule. Ramp and warm-up are cut first. On what is left until the rung stops sending, two series are formed in
 equal bins: tokens a second and mean requests in flight. Each is truncated by MSER (White 1997: drop the first d
 values, d at most half, such that the standard error of the mean of the rest is smallest); the window starts at the
-later of both truncations. It is *steady* when enough requests started in it and the two halves of its token rate
-agree; else *unresolved*, with the time that would be needed. Latency belongs to requests by start time, throughput to
-tokens by their own time; so neither warm-up requests nor the filling pipe leak in.
+later of both truncations. It is *steady* when enough requests started in it, the two halves of its token rate agree,
+and no quarter stands far from the whole (a rate that falls at the end, or rises and falls, has equal halves); else
+*unresolved*, with the time that would be needed. Latency belongs to requests by start time, throughput to tokens by
+their own time; so neither warm-up requests nor the filling pipe leak in.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ MIN_REQUESTS = 40
 #: Halves of the window may differ by this share, or by this many standard errors, before it counts as moving.
 HALVES_RATIO = 0.1
 HALVES_SIGMA = 3.0
+#: A quarter may differ from the whole by this share, or by this many standard errors. They are counted as if bins were
+#: independent, which they are not where answers are long: hence five.
+QUARTER_RATIO = 0.25
+QUARTER_SIGMA = 5.0
+#: Fewer bins make no quarters.
+QUARTERS_FROM = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +99,25 @@ def mser(series: np.ndarray) -> int:
 
 
 def moving(series: np.ndarray) -> str | None:
-    """A sentence when the halves of `series` differ by more than the tolerance and the noise, else None."""
+    """A sentence when the halves of `series`, or a quarter and the whole, differ by more than the tolerance and the
+    noise, else None."""
     half = len(series) // 2
     if half < 3:
         return None
     first, second = series[:half], series[half:]
     a, b = float(first.mean()), float(second.mean())
     noise = math.sqrt(float(first.var()) / len(first) + float(second.var()) / len(second))
-    if abs(a - b) <= max(HALVES_RATIO * max(a, b), HALVES_SIGMA * noise):
+    if abs(a - b) > max(HALVES_RATIO * max(a, b), HALVES_SIGMA * noise):
+        return f"{a:.0f} tokens/s in its first half, {b:.0f} in its second"
+    if len(series) < QUARTERS_FROM:
         return None
-    return f"{a:.0f} tokens/s in its first half, {b:.0f} in its second"
+    quarters, whole = np.array_split(series, 4), float(series.mean())
+    within = math.sqrt(float(np.mean([quarter.var() for quarter in quarters])) / (len(series) / 4))
+    furthest = max(range(4), key=lambda k: abs(float(quarters[k].mean()) - whole))
+    rate = float(quarters[furthest].mean())
+    if abs(rate - whole) <= max(QUARTER_RATIO * whole, QUARTER_SIGMA * within):
+        return None
+    return f"{rate:.0f} tokens/s in quarter {furthest + 1} of 4, {whole:.0f} in the whole"
 
 
 def token_rate(chunks: pd.DataFrame, edges: np.ndarray) -> np.ndarray:

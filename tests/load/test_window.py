@@ -54,6 +54,36 @@ def test_a_moving_rate_is_unresolved_and_says_for_how_long():
     assert window.verdict == "unresolved" and "still moving" in window.reason and window.needed_s > 60
 
 
+@pytest.mark.parametrize(("rate", "steady"), [
+    (lambda k: 10, True), (lambda k: 10 if k < 100 else 0, False), (lambda k: 10 if k < 90 else 4, False),
+    (lambda k: 10 + 8 * math.cos(math.tau * k / 120), False), (lambda k: 10 + 4 * math.sin(k), True),
+])
+def test_a_server_that_stops_before_the_end_is_not_steady(rate, steady):
+    """Nor one that slows down late, or dips and comes back; one that sways within seconds is."""
+    requests, chunks = tables([float(round(rate(k))) for k in range(120)])
+    window = steady_window(requests, chunks, 0.0, 120.0)
+    assert (window.verdict == "steady") == steady, window.reason
+
+
+def test_chance_alone_moves_nothing():
+    """A closed loop of 20 users with answers and thoughts of very unequal length, as the rule must bear it."""
+    rng, steady = np.random.default_rng(2), 0
+    for _ in range(20):
+        sends: list[float] = []
+        ends: list[float] = []
+        for _ in range(20):
+            time_s = rng.uniform(-16, 0)
+            while time_s < 120:
+                sends.append(time_s)
+                ends.append(time_s + 0.3 + 0.02 * max(2, int(rng.lognormal(math.log(300) - 0.5, 1.0))))
+                time_s = ends[-1] + rng.exponential(10.0)
+        times = np.concatenate([np.arange(a + 0.3, b, 0.02) for a, b in zip(sends, ends, strict=True)])
+        requests = pd.DataFrame({"request": range(len(sends)), "send_s": sends, "end_s": ends})
+        chunks = pd.DataFrame({"request": 0, "time_s": times, "tokens": 1.0})
+        steady += steady_window(requests, chunks, 0.0, 120.0).verdict == "steady"
+    assert steady >= 16
+
+
 def test_too_short_is_unresolved_and_says_for_how_long():
     requests, chunks = tables([1.0] * 20)
     window = steady_window(requests, chunks, 0.0, 20.0)
