@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import socket as plain_socket
+import ssl
 import struct
 import sys
 import time
@@ -166,6 +167,23 @@ class Reserving(ConnectionPool):
 
 class TlsPool(Reserving, SSLConnectionPool):
     """TLS connections; their stamps are the client's own."""
+
+    def _is_socket_alive(self, sock: Any) -> bool:
+        """Nothing to read but what TLS itself sends: after a handshake session tickets come, and a connection made
+        ahead would be thrown away for them."""
+        if sock.fileno() < 0:
+            return False
+        kept_s = sock.gettimeout()
+        sock.settimeout(0.0)
+        try:
+            sock.recv(1)
+        except ssl.SSLWantReadError:
+            return True
+        except OSError:
+            return False
+        finally:
+            sock.settimeout(kept_s)
+        return False
 
 
 class ArrivalPool(Reserving):

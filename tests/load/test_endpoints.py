@@ -114,8 +114,11 @@ def test_tls(tmp_path, server, certificate, monkeypatch):
 
     with server(handler, tls=context) as url:
         plan = LoadPlan(base_url=url, model="m", users=2, duration_s=1.0, fixed=TURNS, verify_tls=False)
+        before = context.session_stats()["accept_good"]
         summary = run(plan, tmp_path).summary
         assert summary["completed"] == summary["planned"] > 2 and summary["stamps"] == "process"
+        # one for the probe and one a user: a connection made ahead is used, and used again
+        assert context.session_stats()["accept_good"] - before == 3
         strict = plan.model_copy(update={"verify_tls": True})
         with pytest.raises(InputError, match="certificate"):
             run(strict, tmp_path)
