@@ -124,7 +124,7 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
     need_file_handles(HANDLES)
     stage = STAGES[number]
     output = run.folder / f"{stage.notebook}.ipynb"
-    run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters)
+    run.set_stage(number, state="running", started_wall_s=time.time())  # its parameters are set when it has begun
     began = time.monotonic()
     reason = ""
     with _watch(run, number, say), tempfile.TemporaryDirectory(prefix="spoc-") as private:

@@ -174,7 +174,7 @@ def from_notebook(number: str, namespace: dict[str, Any]) -> Common:
             for node in ast.parse(source).body:
                 for target in getattr(node, "targets", []):
                     if isinstance(target, ast.Name):
-                        values[target.id] = namespace[target.id]
+                        values[target.id] = namespace.get(target.id)  # Python spells some letters its own way
     return check(number, values)
 
 

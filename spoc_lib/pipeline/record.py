@@ -16,6 +16,7 @@ from spoc_lib.core.files import read_json, write_json, write_text
 from spoc_lib.pipeline.parameters import Common
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import digests, provenance
+from spoc_lib.workload.fingerprint import script_sha256
 from spoc_lib.workload.script import ConversationScript
 
 #: Folder of the copies; a copy is named by its content, so stages that were told the same share it.
@@ -96,7 +97,7 @@ def collect(stage: Told, seconds: float) -> dict[str, Any]:
     parameters = stage.parameters.model_dump()
     data = digests.inputs(stage.cluster, parameters)
     if stage.number != "05":
-        data["script"] = digests.script_sha256(stage.script)
+        data["script"] = script_sha256(stage.script)
     return provenance.collect(stage.cluster, stage.profile, parameters, seconds, data=data, launches=stage.folder)
 
 

@@ -176,13 +176,17 @@ def parse_flag_text(text: str) -> dict[str, Any]:
 
 
 def begin(number: str, namespace: dict[str, Any]) -> Stage:
-    """Open a stage from a notebook: check its parameters (`globals()`), open or create the run, mark it running."""
+    """Open a stage from a notebook: check its parameters (`globals()`), open or create the run, mark it running.
+
+    Once more in the same kernel, with the same parameters, it is the same run's.
+    """
     style.activate()
     parameters = from_notebook(number, namespace)
     cluster = config.load_cluster(parameters.cluster)
     profile = config.load_profile(parameters.profile)
     facts = {"cluster": cluster.name, "profile": profile.name, "seed": parameters.seed}
-    run = Run.at(parameters.run_dir, facts) if parameters.run_dir else Run.create(cluster.name, facts=facts)
+    run = Run.at(parameters.run_dir, facts) if parameters.run_dir else \
+        _begun_before(namespace, number, parameters) or Run.create(cluster.name, facts=facts)
     stage = Stage(number, run, parameters, _with_workload(cluster, parameters), profile)
     _prepare(stage)
     run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters.model_dump(),
@@ -190,11 +194,20 @@ def begin(number: str, namespace: dict[str, Any]) -> Stage:
     return stage
 
 
+def _begun_before(namespace: dict[str, Any], number: str, parameters: Common) -> Run | None:
+    """The run that this notebook began in this kernel: a cell that is run again makes no second one."""
+    before = namespace.get("stage")
+    if isinstance(before, Stage) and (before.number, before.parameters) == (number, parameters) \
+            and before.run.state_path.is_file():
+        return before.run
+    return None
+
+
 def _prepare(stage: Stage) -> None:
-    """An unfinished stage with the same parameters is gone on with; any other starts on an empty folder."""
+    """A stage with the same parameters is gone on with, and what was measured is not paid for again, finished or not;
+    any other starts on an empty folder."""
     before = stage.run.stage_state(stage.number)
-    same = before.get("parameters", {}) | {"run_dir": ""} == stage.parameters.model_dump() | {"run_dir": ""}
-    if before["state"] == "done" or not same:
+    if before.get("parameters", {}) | {"run_dir": ""} != stage.parameters.model_dump() | {"run_dir": ""}:
         shutil.rmtree(stage.folder, ignore_errors=True)
     stage.folder.mkdir(exist_ok=True)
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import astuple
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from spoc_lib import config
 from spoc_lib.config import Cluster
-from spoc_lib.workload.script import ConversationScript
-
-#: Users and turns of a script that its hash covers; a change to seed, personas or geometry moves the first of them.
-USERS, TURNS = 8, 6
 
 
 def sha256(path: Path) -> str:
@@ -32,20 +27,6 @@ def _sha256(path: Path, _changed_ns: int) -> str:
         with open(file, "rb") as handle:
             for block in iter(lambda: handle.read(1 << 20), b""):
                 digest.update(block)
-    return digest.hexdigest()
-
-
-def script_sha256(script: ConversationScript) -> str:
-    """Of the first turns of the first users: what they append, ask for and wait, were every reply as long as asked."""
-    digest = hashlib.sha256()
-    for number in range(USERS):
-        user, history = script.user(number), 0
-        for _ in range(TURNS):
-            turn = user.next(history)
-            digest.update(repr(astuple(turn)).encode())
-            earlier = sum(segment.tokens + reply for segment, reply in turn.history)
-            history = (0 if turn.starts else history) + earlier + sum(s.tokens for s in turn.append)
-            history += turn.output_tokens
     return digest.hexdigest()
 
 

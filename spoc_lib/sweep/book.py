@@ -10,10 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from spoc_lib.config import Slo
+from spoc_lib.config import Cluster, Slo
 from spoc_lib.core.files import plain, read_json, write_json
 from spoc_lib.core.schemas import RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table
+from spoc_lib.sweep.drivers import FreshUsers
 from spoc_lib.sweep.evidence import step_figures
 from spoc_lib.sweep.record import RungRecord, store
 from spoc_lib.sweep.rung import summarise
@@ -53,10 +54,14 @@ class Entry:
 
 
 class RungBook:
-    """Rungs of one sweep, in the order in which they were run."""
+    """Rungs of one sweep, in the order in which they were run.
 
-    def __init__(self, folder: Path, slos: Sequence[Slo], gap_cap_s: float) -> None:
+    asked: what all of them have in common (`asked_of`); a rung on disk that was asked otherwise is run again.
+    """
+
+    def __init__(self, folder: Path, slos: Sequence[Slo], gap_cap_s: float, asked: Mapping[str, Any]) -> None:
         self.folder, self.slos, self.gap_cap_s = folder, slos, gap_cap_s
+        self.asked: dict[str, Any] = {**asked, "slos": [slo.model_dump() for slo in slos]}
         self.entries: list[Entry] = []
 
     def path(self, number: int) -> Path:
@@ -79,7 +84,7 @@ class RungBook:
               budget: int | None = None, on_ladder: bool = False) -> Entry:
         """Like `entry`, for a rung that is not shown among the others."""
         path = self.path(number) / "rung.json"
-        known_by: dict[str, Any] = plain({**key, "slos": [slo.model_dump() for slo in self.slos]})
+        known_by: dict[str, Any] = plain({**key, **self.asked})
         if path.exists():
             known = _restored(read_json(path, "rung"))
             if known.key == known_by:
@@ -140,6 +145,14 @@ class RungBook:
     def invalid_users(self) -> list[int]:
         """Users of the rungs that said nothing."""
         return [entry.row["users"] for entry in self.ladder_entries if entry.row["verdict"] == "invalid"]
+
+
+def asked_of(cluster: Cluster, users: FreshUsers, seed: int) -> dict[str, Any]:
+    """All that a rung's figures hang on besides its own users, flags and seconds: the server, the workload, the seed."""
+    server = cluster.model_dump(mode="json", include={
+        "name": True, "model": True, "flags": True, "corpus": True, "hardware": {"gpu", "count"},
+        "engine": {"kind", "base_url", "command", "image", "served_model"}})
+    return {"server": server, "script_sha256": users.script_sha256, "gap_cap_s": users.gap_cap_s, "seed": seed}
 
 
 def _restored(stored: dict[str, Any]) -> Entry:

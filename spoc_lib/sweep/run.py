@@ -23,7 +23,7 @@ from spoc_lib.core.files import read_json, write_json
 from spoc_lib.core.schemas import METRICS, REQUESTS, RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table, read_table, write_table
 from spoc_lib.sweep import agreement, lessons
-from spoc_lib.sweep.book import Entry, RungBook
+from spoc_lib.sweep.book import Entry, RungBook, asked_of
 from spoc_lib.sweep.capacity import binding_slo, capacity, sentence
 from spoc_lib.sweep.drivers import FreshUsers, ScriptFactory, http_rung, twin_rung, virtual_rung
 from spoc_lib.sweep.evidence import Limits
@@ -96,8 +96,8 @@ def run_sweep(cluster: Cluster, profile: Profile, flags: Mapping[str, Any], fold
 
     script_factory: salt -> ConversationScript; confirm_http (embedded engines): also run one rung of
     `profile.http_users` users over real HTTP beside its twin. Other engines are swept over HTTP altogether,
-    one launch for all rungs. Rungs that `folder` holds already, of the same users, flags and seconds, are
-    not run again. strict: a twin asked outside its measured range is refused (InputError); else
+    one launch for all rungs. Rungs that `folder` holds already, of the same users, flags, seconds, server and
+    workload, are not run again. strict: a twin asked outside its measured range is refused (InputError); else
     `passport.outside` of the answer says where the limit's rung left it. InputError for an SLO on a persona
     that the workload does not have, or flags that the engine refuses.
     """
@@ -121,7 +121,8 @@ class _Sweep:
     def __post_init__(self) -> None:
         self.ladder = Ladder(self.cluster.ladder.users, seeds=self.profile.seeds,
                              shared_noise=not self.users.reseeds)
-        self.book = RungBook(self.folder, self.cluster.slos, self.users.gap_cap_s)
+        self.book = RungBook(self.folder, self.cluster.slos, self.users.gap_cap_s,
+                             asked_of(self.cluster, self.users, self.seed))
         self.timing = Timing(self.profile.warmup_s + self.profile.rung_s, self.profile.warmup_s)
         warmup_s = min(self.profile.warmup_s, HTTP_WARMUP * self.profile.http_rung_s)
         self.http_timing = Timing(self.profile.http_rung_s + warmup_s, warmup_s)
@@ -179,8 +180,7 @@ class _Sweep:
         """Run rungs where the ladder wants them until it is content or the probes are spent; `down`: and once more, on
         the same server, as many users as were met before the overload."""
         def rung(number: int, step: Step) -> None:
-            key = dict(users=step.users, driver=driver, timing=asdict(timing), flags=self.flags, seed=self.seed,
-                       cluster=self.cluster.name, engine=engine)
+            key = dict(users=step.users, driver=driver, timing=asdict(timing), flags=self.flags, engine=engine)
             self.say(f"rung {number + 1} of at most {self.profile.probes + down}: {step.users} users ({step.why})")
             entry = self.book.entry(number, key, partial(play, step.users, number + 1), budget=budget)
             self.say(f"{step.users} users: {entry.row['verdict']}; {entry.row['reason']}")
@@ -217,8 +217,7 @@ class _Sweep:
         number, users = len(self.book.entries), self.profile.http_users
         script = self.users.plain(HTTP_SALT)
         folder = self.book.path(number)
-        key = dict(users=users, driver="locust", timing=asdict(self.http_timing), flags=self.flags, seed=self.seed,
-                   cluster=self.cluster.name, engine=None)
+        key = dict(users=users, driver="locust", timing=asdict(self.http_timing), flags=self.flags, engine=None)
 
         def play() -> RungRecord:
             self.say(f"starting the embedded engine for {users} users over real HTTP")

@@ -64,8 +64,7 @@ class TwinChecks:
             return None
         users, salt = int(limit.row["users"]), limit.number + 1
         self.say(f"what if {changed} at {users} users")
-        key = dict(users=users, driver="virtual", timing=asdict(self.timing), flags=flags, seed=self.seed,
-                   cluster=self.cluster.name, engine=None)
+        key = dict(users=users, driver="virtual", timing=asdict(self.timing), flags=flags, engine=None)
         return self.book.aside(number, key, lambda: virtual_rung(
             engine, self.users.script(salt), users, self.timing, self.seed)).row
 
@@ -84,8 +83,7 @@ class TwinChecks:
         levels = sorted({max(1, round(FOOT * within)), within, top})
         measured_s = min(MEASURED_S, self.timing.duration_s - self.timing.warmup_s)
         key = plain(dict(levels=levels, settle_s=self._settle_s, measured_s=measured_s, flags=self.flags,
-                         seed=self.seed, cluster=self.cluster.name,
-                         slos=[slo.model_dump() for slo in self.book.slos]))
+                         **self.book.asked))
         path = self.book.folder / "up_and_down.json"
         if not path.exists() or read_json(path, "up and down")["key"] != key:
             self.say(f"up and down through {', '.join(map(str, levels))} users on one twin")

@@ -20,6 +20,7 @@ from spoc_lib.pipeline import record, repeat
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import digests, html, provenance
 from spoc_lib.workload import build_script
+from spoc_lib.workload.fingerprint import script_sha256
 
 CHUNK = [{"request": 1, "time_s": 2.0, "tokens": 3.0}]
 
@@ -61,7 +62,7 @@ def test_a_stage_is_recorded_with_versions_hardware_seeds_hashes_and_engine(made
 
 
 def test_the_script_hash_moves_with_its_seed_and_with_nothing_else():
-    found = [digests.script_sha256(build_script("tiny", seed)) for seed in (1, 1, 2)]
+    found = [script_sha256(build_script("tiny", seed)) for seed in (1, 1, 2)]
     assert found[0] == found[1] != found[2]
 
 

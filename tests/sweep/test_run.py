@@ -124,6 +124,29 @@ def test_a_sweep_that_was_cut_off_pays_for_no_rung_twice(swept, tmp_path, monkey
     assert len(played) > before and changed.capacity["flags"] == {"max_num_seqs": 64}
 
 
+def test_a_rung_of_another_workload_server_or_seed_is_not_taken_for_this_one(tmp_path, monkeypatch):
+    played: list[int] = []
+    real = drivers.virtual_rung
+
+    def counted(engine, script, users, timing, seed):
+        played.append(users)
+        return real(engine, script, users, timing, seed)
+
+    monkeypatch.setattr("spoc_lib.sweep.run.virtual_rung", counted)
+    brief, one = profile(rung_s=5, warmup_s=1, probes=1), cluster(ladder=LadderSpec(users=[2]))
+    priced = one.model_copy(update={"hardware": one.hardware.model_copy(update={"price_per_gpu_hour": 3.0})})
+    larger = one.model_copy(update={"hardware": one.hardware.model_copy(update={"count": 4})})
+
+    def capped(salt: int):
+        return build_script("spoc", 3, salt=salt, gap_cap_s=1, context_limit=LIMIT)
+
+    for asked, script, seed, again in ((one, factory, 0, 1), (one, factory, 0, 0), (priced, factory, 0, 0),
+                                       (one, capped, 0, 1), (larger, capped, 0, 1), (larger, capped, 5, 1)):
+        played.clear()
+        run_sweep(asked, brief, {}, tmp_path, script, seed, confirm_http=False)
+        assert len(played) == again, (asked.hardware, seed)
+
+
 def test_another_level_gives_another_interval(swept):
     result, _ = swept
     wide, narrow = (read_capacity(result.folder, level) for level in (0.99, 0.5))
