@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from spoc_lib.core.errors import InputError
+from spoc_lib.core.yamlfile import SHORT
 
 
 def data_dir() -> Path:
@@ -24,9 +25,10 @@ def find(folder: str, name_or_path: str, what: str) -> Path:
         path = Path(name_or_path)
     else:
         path = data_dir() / folder / f"{name_or_path}.yaml"
-    if not path.is_file():
+    if not os.path.isfile(path):  # False, too, for a name that no file can have
         raise InputError(
             f"unknown-{what}",
-            f"unknown {what} '{name_or_path}': use one of {', '.join(names(folder))} or the path of a YAML file",
+            f"unknown {what} {SHORT.repr(name_or_path)}: use one of {', '.join(names(folder))} or the path of a YAML "
+            "file",
         )
     return path

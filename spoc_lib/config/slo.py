@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from spoc_lib.core.yamlfile import Positive, Strict
+from spoc_lib.core.yamlfile import PositiveOrInf, Strict
 
 #: Metrics of an SLO that are shares of requests: of failed ones, and of those that met every limit on latency.
 SHARES = ("error_rate", "goodput")
@@ -24,7 +24,7 @@ class Slo(Strict):
     persona: str = "all"
     metric: Literal["ttft", "ttft_per_prompt_token", "itl", "tpot", "e2e", "error_rate", "goodput"]
     percentile: Annotated[float, Field(gt=0, le=100)] = 95
-    limit_s: Positive = math.inf
+    limit_s: PositiveOrInf = math.inf
     limit_ratio: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")

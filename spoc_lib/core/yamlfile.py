@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from spoc_lib.core.errors import InputError
 
-Positive = Annotated[float, Field(gt=0)]
-PositiveInt = Annotated[int, Field(gt=0)]
+
+def _number(value: object) -> object:
+    """`yes` and `on` are truths in YAML, and pydantic would take them for 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+PositiveOrInf = Annotated[float, BeforeValidator(_number), Field(gt=0)]
+Positive = Annotated[PositiveOrInf, Field(allow_inf_nan=False)]
+PositiveInt = Annotated[int, BeforeValidator(_number), Field(gt=0)]
 Model = TypeVar("Model", bound=BaseModel)
 #: Nobody writes more by hand. The nodes are counted with every alias written out: a few lines can mean billions.
 MOST_BYTES, MOST_NODES = 20_000_000, 2_000_000

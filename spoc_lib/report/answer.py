@@ -71,6 +71,12 @@ class Answer:
         return self.rungs[(self.rungs["verdict"] != "invalid") & (self.rungs["driver"] == driver)]
 
     @property
+    def nearest(self) -> pd.Series | None:
+        """The valid rung of the ladder that is nearest to the limit; None without one."""
+        valid = self.climbed
+        return None if valid.empty else valid.loc[(valid["users"] - (self.users or 0)).abs().idxmin()]
+
+    @property
     def level(self) -> float:
         """Confidence level of the interval."""
         return self.capacity.get("level", 0.9)

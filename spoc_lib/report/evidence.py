@@ -87,12 +87,8 @@ def ratio_findings(answers: list[Answer]) -> list[str]:
 
 def at_the_limit(answers: list[Answer]) -> pd.DataFrame:
     """The valid rung nearest to each cluster's limit."""
-    rows = []
-    for answer in answers:
-        valid = answer.climbed
-        if len(valid):
-            nearest = valid.loc[(valid["users"] - (answer.users or 0)).abs().idxmin()]
-            rows.append({"cluster": answer.cluster.name, **{name: nearest[name] for name in _AT_LIMIT}})
+    rows = [{"cluster": answer.cluster.name, **{name: nearest[name] for name in _AT_LIMIT}}
+            for answer in answers if (nearest := answer.nearest) is not None]
     return pd.DataFrame(rows, columns=["cluster", *_AT_LIMIT])
 
 

@@ -6,12 +6,13 @@ import html
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from spoc_lib.config import SHARES, Cluster, price_per_gpu_hour
 from spoc_lib.report import style
 from spoc_lib.report.answer import Answer
-from spoc_lib.report.verdict import sentences, time_text, who
+from spoc_lib.report.verdict import ratio, sentences, time_text, who
 
 #: The growth in users whose price is told.
 GROWTH = 1.1
@@ -72,7 +73,14 @@ def _short_growth(answer: Answer) -> str:
 
 def _short_cost(answer: Answer) -> str:
     price = price_per_hour(answer.cluster)
-    return f"{price / answer.users:.3g} per user and hour" if price and answer.users else ""
+    return f"{money(price / answer.users)} per user and hour" if price and answer.users and answer.resolved else ""
+
+
+def money(value: float, digits: int = 3) -> str:
+    """An amount in so many significant digits, never as a power of ten: `0.0925`, `9.84`, `52,300`."""
+    if value >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return np.format_float_positional(float(f"{value:.{digits}g}"), trim="-")
 
 
 def price_per_hour(cluster: Cluster) -> float | None:
@@ -83,21 +91,42 @@ def price_per_hour(cluster: Cluster) -> float | None:
 
 
 def cost_sentences(answers: Sequence[Answer]) -> list[str]:
-    """What a user costs an hour, and what the uncertainty of the answer is worth."""
-    said = []
-    for answer in answers:
-        price = price_per_hour(answer.cluster)
-        name = answer.cluster.name
-        if price is None:
-            said.append(f"{name}: no price is known; state hardware.price_per_gpu_hour in its cluster file to see "
-                        "what a user costs.")
-        elif answer.users and answer.interval and answer.resolved:
-            low, high = answer.interval
-            dear = f"{price / low:.3g}" if low else "any amount"
-            said.append(f"{name}: {price:.4g} an hour for its {answer.cluster.hardware.count} GPUs, "
-                        f"{price / answer.users:.3g} per user and hour at {answer.users:g} users ({price / high:.3g} "
-                        f"to {dear} over the interval).")
-    return said
+    """What a user and a million output tokens cost, what the uncertainty of the answer is worth, and how many times the
+    price of the first cluster's user another's is."""
+    said = [_cost(answer) for answer in answers]
+    priced = [answer for answer in answers if price_per_hour(answer.cluster) and answer.users and answer.resolved]
+    return said + [_cost_ratio(other, priced[0]) for other in priced[1:]]
+
+
+def _cost(answer: Answer) -> str:
+    price, name = price_per_hour(answer.cluster), answer.cluster.name
+    if price is None:
+        return (f"{name}: no price is known; state hardware.price_per_gpu_hour in its cluster file and run notebook 03 "
+                "once more in its run (rungs that are there are kept) to see what a user costs.")
+    hourly = f"{name}: {money(price, 4)} an hour for its {answer.cluster.hardware.count} GPUs"
+    if not (answer.resolved and answer.interval):
+        return f"{hourly}; what a user costs is open, for the capacity is unresolved."
+    if not answer.users:
+        return f"{hourly}, and not one user within the SLA."
+    low, high = answer.interval
+    dear = money(price / low) if low else "any amount"
+    said = f"{hourly}, {money(price / answer.users)} per user and hour at {answer.users:g} users " \
+        f"({money(price / high)} to {dear} over the interval)"
+    rung = answer.nearest
+    if rung is not None and rung["output_tokens_per_s"] > 0:
+        tokens = price / (3600 * rung["output_tokens_per_s"] / 1e6)
+        said += f", {money(tokens)} per million output tokens (their prompts included) at the rung of " \
+            f"{rung['users']} users"
+    return said + "."
+
+
+def _cost_ratio(other: Answer, first: Answer) -> str:
+    """Hours of both clusters bought at their prices, users by the interval that both intervals allow."""
+    users, low, high = ratio(other, first)
+    prices = (price_per_hour(other.cluster) or 0) / (price_per_hour(first.cluster) or 1)
+    most = f"to {prices / low:.2f}" if low else "upwards"
+    return (f"A user on {other.cluster.name} costs {prices / users:.2f} times what one on {first.cluster.name} costs "
+            f"({prices / high:.2f} {most}), where both prices are in one currency.")
 
 
 def cost_of_being_wrong(answers: Sequence[Answer]) -> list[str]:
@@ -108,13 +137,13 @@ def cost_of_being_wrong(answers: Sequence[Answer]) -> list[str]:
 
 def _too_few(answer: Answer) -> str:
     low, high = answer.interval or (0.0, 0.0)
-    if not (answer.users and low < high):
+    if not (answer.users and low < high < math.inf):
         return ""
     idle = f"{answer.cluster.name}: planning for {low:g} users is safe at this confidence and leaves up to " \
         f"{(high - low) / high:.0%} of the possible users unserved"
     price = price_per_hour(answer.cluster)
     if price:
-        idle += f", {price * (high - low) / high:.3g} of {price:.3g} an hour"
+        idle += f", {money(price * (high - low) / high)} of {money(price, 4)} an hour"
     return idle + (f"; planning for {answer.users:g} risks {(answer.users - low) / low:.0%} too many."
                    if 0 < low < answer.users else ".")
 
