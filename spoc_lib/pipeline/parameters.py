@@ -16,12 +16,24 @@ from pydantic import BeforeValidator, Field
 
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
-from spoc_lib.core.yamlfile import Strict
+from spoc_lib.core.yamlfile import SHORT, Strict
+
+#: Longest text, most users or trials, largest seed (the least that all random generators take), longest cap.
+MOST_TEXT, MOST_COUNT, MOST_SEED, MOST_GAP_S = 4096, 1_000_000, 2**32 - 1, 86_400.0
+
+
+def _words(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(f"must be text; papermill turned it into {SHORT.repr(value)}: pass it with -r (raw) instead "
+                         "of -p")
+    if len(value) > MOST_TEXT:
+        raise ValueError(f"must be at most {MOST_TEXT} characters, not {len(value)}")
+    return value
 
 
 def _text(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise ValueError(f"must be text; papermill turned it into {value!r}: pass it with -r (raw) instead of -p")
+    if not _words(value).isprintable():
+        raise ValueError("must be one line of plain text, without control characters")
     return value
 
 
@@ -35,7 +47,7 @@ def _flag(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()):
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,30}", value.strip()):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("must be a whole number")
@@ -50,13 +62,15 @@ def _number(value: Any) -> Any:
             raise ValueError("must be a number") from None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError("must be a number")
-    return float(value)
+    return value
 
 
 Text = Annotated[str, BeforeValidator(_text)]
+Words = Annotated[str, BeforeValidator(_words)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
-Amount = Annotated[float, BeforeValidator(_number), Field(ge=0)]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_COUNT)]
+Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_SEED)]
+Seconds = Annotated[float, BeforeValidator(_number), Field(ge=0, le=MOST_GAP_S)]
 
 
 class Common(Strict):
@@ -65,7 +79,7 @@ class Common(Strict):
     cluster: Text = "sim-4xh100"
     profile: Text = "quick"
     run_dir: Text = ""
-    seed: Count = 1
+    seed: Seed = 1
 
 
 Kind = TypeVar("Kind", bound=Common)
@@ -76,7 +90,7 @@ class Workload(Common):
 
     personas: Text = ""
     monorepo: Text = ""
-    gap_cap_s: Amount = 0.0
+    gap_cap_s: Seconds = 0.0
 
 
 class P01(Workload):
@@ -97,14 +111,14 @@ class P02(Workload):
 class P03(Workload):
     """Of the sweep; flags: name=value …"""
 
-    flags: Text = ""
+    flags: Words = ""
     confirm_http: Flag = True
 
 
 class P04(Workload):
     """Of the trace analysis; trace: a file to read, capture: make one."""
 
-    flags: Text = ""
+    flags: Words = ""
     users: Count = 0
     trace: Text = ""
     capture: Flag = False

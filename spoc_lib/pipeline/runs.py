@@ -18,6 +18,7 @@ from typing import Any
 from spoc_lib.core.clock import Anchor
 from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.core.files import read_json, write_json
+from spoc_lib.core.yamlfile import SHORT
 
 #: What may name a run, and so a folder.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -81,16 +82,17 @@ class Run:
         """An existing run, by id or folder."""
         path = Path(run_id_or_path)
         for folder in (path, outputs_dir() / path):
-            if (folder / "run.json").is_file():
+            if os.path.isfile(folder / "run.json"):
                 return cls(folder.resolve())
-        raise InputError("unknown-run", f"no run '{run_id_or_path}': no folder with a run.json in {outputs_dir()}")
+        raise InputError("unknown-run", f"no run {SHORT.repr(str(run_id_or_path))}: no folder with a run.json in "
+                         f"{outputs_dir()}")
 
     @classmethod
     def at(cls, folder: str, facts: dict[str, Any]) -> Run:
         """The run in `folder` (or of that id), created there where there is none yet: notebooks that a scheduler starts
         one by one share a run by its folder's name."""
         path = Path(os.path.expanduser(folder))
-        if os.sep in folder and not (path / "run.json").exists() and path.parent.is_dir():
+        if os.sep in folder and not os.path.isfile(path / "run.json") and os.path.isdir(path.parent):
             with contextlib.suppress(InputError):  # somebody else was faster: then it is there
                 return cls.create(path.name, path.name, facts, path.parent.resolve())
         return cls.open(folder)

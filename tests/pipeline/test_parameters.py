@@ -10,7 +10,7 @@ import pytest
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.pipeline import parameters
-from spoc_lib.pipeline.stage import parse_flag_text
+from spoc_lib.pipeline.stage import begin, parse_flag_text
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -34,6 +34,13 @@ def test_flags_arrive_as_text_or_as_truth(value, want):
         ("04", {"users": -1}, "'users'"),
         ("01", {"gap_cap_s": "long"}, "'gap_cap_s': must be a number"),
         ("01", {"userz": 3}, "no parameter 'userz'"),
+        ("01", {"users": 10**6 + 1}, "'users': Input should be less than or equal to 1000000"),
+        ("02", {"seed": 2**32}, "'seed': Input should be less than or equal to 4294967295"),
+        ("03", {"gap_cap_s": "inf"}, "'gap_cap_s': Input should be less than or equal to 86400"),
+        ("03", {"gap_cap_s": 10**400}, "'gap_cap_s'"),
+        ("03", {"flags": "x" * 10_000_000}, "'flags': must be at most 4096 characters, not 10000000"),
+        ("05", {"runs": "a\nb"}, "'runs': must be one line of plain text"),
+        ("05", {"run_dir": "a\0b"}, "'run_dir': must be one line of plain text"),
     ],
 )
 def test_wrong_parameters_are_one_sentence(number, values, words):
@@ -51,6 +58,20 @@ def test_a_name_that_papermill_injected_unknown_to_the_notebook_is_refused():
     }
     with pytest.raises(InputError, match="no parameter 'bogus'"):
         parameters.from_notebook("03", namespace)
+
+
+def test_a_name_that_python_spells_in_another_way_is_refused_too():
+    with pytest.raises(InputError, match="no parameter"):  # an identifier with the micro sign means the Greek letter
+        parameters.from_notebook("03", {"\u03bc": 1, "In": ["# Parameters\n\u00b5 = 1\n"]})
+
+
+def test_a_name_too_long_for_any_file_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPOC_OUTPUTS", str(tmp_path))
+    for values in ({"cluster": "c" * 4000}, {"profile": "p" * 4000}, {"run_dir": "/" + "r" * 4000}):
+        with pytest.raises(InputError, match="unknown|no run") as caught:
+            begin("03", values)
+        assert len(str(caught.value)) < 400
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_of_a_hand_run_notebook_are_left_alone():
