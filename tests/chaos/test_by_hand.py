@@ -1,5 +1,6 @@
-"""Each notebook as somebody has it open in JupyterLab: a live kernel in notebooks/, its parameters edited in their cell, no
-papermill. Top to bottom, and once more with every cell run twice in a row; the second time must say what the first did."""
+"""Each notebook as somebody has it open in JupyterLab: a live kernel in notebooks/, its parameters edited in their
+cell, no papermill. Top to bottom, and once more with every cell run twice in a row; the second time must say what the
+first did."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ def opened(name: str, **parameters: str) -> nbformat.NotebookNode:
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     for parameter, value in parameters.items():
-        cell.source, changed = re.subn(rf"^{parameter} = .*$", lambda _, p=parameter, v=value: f"{p} = {v!r}", cell.source,
-                                       flags=re.MULTILINE)
+        line = f"{parameter} = {value!r}"
+        cell.source, changed = re.subn(rf"(?m)^{parameter} = .*$", lambda _, line=line: line, cell.source)
         assert changed == 1, parameter
     return notebook
 
 
 def ran(client: NotebookClient, times: int) -> int:
-    """Every code cell `times` in a row; how many runs of cells that was. A cell that fails raises, unless it says so."""
+    """Every code cell `times` in a row; how many runs of cells that was. A cell that fails raises, unless tagged so."""
     done = 0
     for at, cell in enumerate(client.nb.cells):
         for _ in range(times if cell.cell_type == "code" else 0):
@@ -49,12 +50,12 @@ def ran(client: NotebookClient, times: int) -> int:
 def findings(value):
     """A result without its times."""
     if isinstance(value, dict):
-        return {name: findings(inner) for name, inner in value.items() if not TIMES.fullmatch(name)}
+        return {name: findings(one) for name, one in value.items() if not TIMES.fullmatch(name)}
     return [findings(inner) for inner in value] if isinstance(value, list) else value
 
 
 def evidence(folder: Path) -> dict[str, int]:
-    """Each file that was measured, and when: what the second pass must not pay for again."""
+    """Each file that holds a measurement, and when it was written: the second pass must not pay for it again."""
     kept = [*folder.glob("rungs/*/rung.json"), *folder.glob("confirm*/**/confirmation.json")]
     return {str(path): path.stat().st_mtime_ns for path in kept}
 
