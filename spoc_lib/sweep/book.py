@@ -148,7 +148,7 @@ class RungBook:
 
 
 def asked_of(cluster: Cluster, users: FreshUsers, seed: int) -> dict[str, Any]:
-    """All that a rung's figures hang on besides its own users, flags and seconds: the server, the workload, the seed."""
+    """What a rung's figures hang on besides its own users, flags and seconds: the server, the workload, the seed."""
     server = cluster.model_dump(mode="json", include={
         "name": True, "model": True, "flags": True, "corpus": True, "hardware": {"gpu", "count"},
         "engine": {"kind", "base_url", "command", "image", "served_model"}})
