@@ -31,8 +31,6 @@ _STAMP = struct.Struct("qq")
 _ANCILLARY_BYTES = 64
 #: Servers drop idle connections (uvicorn after 5 s); a request must not race with that.
 IDLE_LIMIT_S = 4.0
-
-
 #: Readings of both clocks at a refresh: the quickest counts, for whoever loses the processor between two readings is
 #: milliseconds off.
 READINGS = 5
@@ -135,6 +133,7 @@ class Answer(HTTPSocketPoolResponse):
     the answer itself, and to another user."""
 
     def release(self) -> None:
+        """Give the socket back to the pool, unless only an interim answer has ended."""
         if not (self.message_complete and self.get_code() < 200):
             super().release()
 

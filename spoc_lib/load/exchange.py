@@ -19,7 +19,7 @@ from geventhttpclient.response import HTTPParseError, HTTPResponse, HTTPSocketRe
 from locust.contrib.fasthttp import ErrorResponse, FastHttpSession, FastResponse
 
 from spoc_lib.load.arrivals import ArrivalSocket, IdleWatch
-from spoc_lib.load.sse import StreamReader, classify_error
+from spoc_lib.load.reader import StreamReader, classify_error
 
 #: A token is some 250 bytes; Python allocates what it is asked for, each time.
 READ_BYTES = 8192

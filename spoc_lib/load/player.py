@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 
 from spoc_lib.load.bodies import BodyEncoder
+from spoc_lib.load.reader import StreamReader, token_shares
 from spoc_lib.load.script import History
-from spoc_lib.load.sse import StreamReader, token_shares
 from spoc_lib.workload.script import Turn, UserScript
 from spoc_lib.workload.template import TEMPLATE_OVERHEAD, Overhead
 

@@ -12,8 +12,8 @@ from locust.exception import StopUser
 from spoc_lib.load.arrivals import ArrivalClientPool
 from spoc_lib.load.exchange import Exchange, exchange
 from spoc_lib.load.player import Player, Prepared
+from spoc_lib.load.reader import token_shares
 from spoc_lib.load.rung import Rung
-from spoc_lib.load.sse import token_shares
 from spoc_lib.workload.script import NEVER_S
 
 #: After a failure a user waits at least this long, doubled at each further failure: a dead server must not turn

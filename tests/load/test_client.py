@@ -22,7 +22,7 @@ KEY = "sk-very-secret-0123456789"
 def test_importing_the_package_patches_nothing():
     code = ("import threading, socket, sys; before = threading.Thread.start, socket.socket\n"
             "from spoc_lib.load import LoadPlan, run, selfcheck, read_run\n"
-            "import spoc_lib.load.sse, spoc_lib.load.window, spoc_lib.load.figures, spoc_lib.load.summary\n"
+            "import spoc_lib.load.reader, spoc_lib.load.window, spoc_lib.load.figures, spoc_lib.load.summary\n"
             "assert before == (threading.Thread.start, socket.socket)\n"
             "assert not [name for name in sys.modules if name.split('.')[0] in ('locust', 'gevent')]\n")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spoc_lib.load.sse import EventParser, StreamReader, classify_error, token_shares
+from spoc_lib.load.reader import StreamReader, classify_error, token_shares
+from spoc_lib.load.sse import EventParser
 
 
 def data(value: object) -> bytes:
