@@ -204,7 +204,8 @@ class Client:
         rung, books = self.rung, self.rung.books
         books.sample(time.monotonic(), {
             "live_users": rung.live, "in_flight_users": rung.in_flight,
-            "thinking_users": rung.live - rung.in_flight, "planned_total": books.planned,
+            "thinking_users": rung.live - rung.in_flight, "finished_users": rung.finished,
+            "planned_total": books.planned,
             "completed_total": books.completed, "failed_total": books.failed, "tokens_total": books.tokens,
             "late_prepare_seconds_total": rung.late_prepare_s, "late_send_seconds_total": rung.late_send_s,
             "client_cpu_seconds_total": use.ru_utime + use.ru_stime, "client_memory_bytes": resident_bytes(),

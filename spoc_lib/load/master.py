@@ -198,7 +198,7 @@ class Master:
         states = [share.state for share in self.shares.values() if share.state]
         worst = [state["ttft_p95_s"] for state in states if state["ttft_p95_s"] is not None]
         return {**{name: sum(state[name] for state in states)
-                   for name in ("live", "in_flight", "planned", "completed", "failed", "tokens")},
+                   for name in ("live", "in_flight", "finished", "planned", "completed", "failed", "tokens")},
                 "ttft_p95_s": max(worst, default=None)}
 
     def stop(self) -> None:

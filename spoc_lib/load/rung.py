@@ -38,7 +38,7 @@ class Rung:
         self.cut_class = "end_of_rung"
         self.players: deque[Player] = deque()
         self.start_s = self.end_s = 0.0
-        self.live = self.in_flight = self.retries = self.kernel_stamped = self.read_streams = 0
+        self.live = self.in_flight = self.finished = self.retries = self.kernel_stamped = self.read_streams = 0
         self.hidden_tokens = 0
         self.late_prepare_s = self.late_send_s = 0.0
         self.recent_ttft_s: deque[float] = deque(maxlen=RECENT)
@@ -129,7 +129,7 @@ class Rung:
     def state(self) -> dict[str, Any]:
         """The numbers of one progress line."""
         books, recent = self.books, self.recent_ttft_s
-        return {"live": self.live, "in_flight": self.in_flight, "planned": books.planned,
+        return {"live": self.live, "in_flight": self.in_flight, "finished": self.finished, "planned": books.planned,
                 "completed": books.completed, "failed": books.failed, "censored": books.censored,
                 "tokens": books.tokens, "ttft_p95_s": percentile(list(recent), 95) if recent else None,
                 "lag_p95_s": percentile(list(self.recent_lag_s), 95) if recent else None}

@@ -57,9 +57,9 @@ def run(plan: LoadPlan, folder: str | Path, progress: Progress | None = None) ->
     """Play `plan`; its tables, `plan.json` and `summary.json` land in `folder` (what an earlier rung left there is
     replaced).
 
-    `progress` is called about once a second with {phase, elapsed_s, duration_s, live, in_flight, planned, completed,
-    failed, tokens, ttft_p95_s}. InputError when nobody answers at the endpoint, the model is unknown, or the API
-    key is missing. A killed client or a dead server is no error: the books close and the summary says it
+    `progress` is called about once a second with {phase, elapsed_s, duration_s, live, in_flight, finished, planned,
+    completed, failed, tokens, ttft_p95_s}. InputError when nobody answers at the endpoint, the model is unknown, or
+    the API key is missing. A killed client or a dead server is no error: the books close and the summary says it
     (`valid`, `invalid`). KeyboardInterrupt closes the books first, then goes on.
     """
     began = time.monotonic()
@@ -163,7 +163,7 @@ def _combined(plan: LoadPlan, clients: Clients, start_s: float) -> dict[str, Any
     states = [client.last["progress"] for client in clients.all if "progress" in client.last]
     elapsed = time.monotonic() - start_s
     sums = {name: sum(state[name] for state in states)
-            for name in ("live", "in_flight", "planned", "completed", "failed", "tokens")}
+            for name in ("live", "in_flight", "finished", "planned", "completed", "failed", "tokens")}
     worst = [state["ttft_p95_s"] for state in states if state["ttft_p95_s"] is not None]
     return {"phase": "draining" if elapsed > plan.duration_s else "running", "elapsed_s": elapsed,
             "duration_s": plan.duration_s, **sums, "ttft_p95_s": max(worst, default=None)}

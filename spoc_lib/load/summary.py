@@ -12,6 +12,7 @@ import pandas as pd
 from spoc_lib.core.stats import percentile, percentiles
 from spoc_lib.load import figures
 from spoc_lib.load.gate import SelfCheck, client_limits
+from spoc_lib.load.occupancy import LITTLE_TOLERANCE, Occupancy, occupancy
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.window import Window, mean_in_flight
 
@@ -31,6 +32,8 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
     flight = float(mean_in_flight(requests, np.array([window.start_s, window.end_s]))[0]) if len(requests) else 0.0
     late = figures.late_users(requests, window.start_s, window.end_s)
     law = figures.little(requests, live, window.start_s, window.end_s, 0.0 if plan.arrivals else math.nan)
+    if plan.arrivals is None:
+        law["little_error_ratio"] = accounted(plan, requests, window, facts).little_error_ratio
     result = {
         **outcome_counts(requests), "planned": facts["planned"],
         **latencies(timed, chunks), **rates(requests, chunks, window),
@@ -41,7 +44,7 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
         "arrivals": plan.arrivals.model_dump() if plan.arrivals else None,
         "window": window.to_dict(), "window_verdict": window.verdict,
         "live_users": live, "in_flight_users": flight, "late_users": late,
-        "thinking_users": live - flight - late, **law,
+        "thinking_users": live - flight - late, "finished_users": finished_users(metrics), **law,
         "errors": error_counts(requests), "error_samples": dict(facts["error_samples"]),
         "retry_after": facts["retry_after"], "tokens_source": tokens_source(requests),
         "short_answers": short_answers(requests), "output_claimed_ratio": claimed_ratio(requests),
@@ -168,6 +171,19 @@ def blurred(result: Mapping[str, Any]) -> list[str]:
             "TTFT and TPOT are not"]
 
 
+def accounted(plan: LoadPlan, requests: pd.DataFrame, window: Window, facts: Mapping[str, Any]) -> Occupancy:
+    """The time of all users of a closed loop in the window, by the records."""
+    longest_s = max(plan.gap_cap_s, plan.fixed.think_time_s if plan.fixed else 0.0)
+    return occupancy(requests, plan.users, (window.start_s, window.end_s), facts["start_s"],
+                     max(facts["stop_s"], window.end_s), longest_s)
+
+
+def finished_users(metrics: pd.DataFrame) -> int:
+    """Users that had come to the end of their script when the rung ended."""
+    own = metrics[metrics["metric"] == "finished_users"]
+    return int(own.groupby("labels")["value"].max().sum())
+
+
 def growth(metrics: pd.DataFrame, name: str) -> float:
     """How much a counter grew over `metrics`, all client processes together."""
     own = metrics[metrics["metric"] == name].groupby("labels")["value"]
@@ -189,5 +205,9 @@ def invalid_reasons(plan: LoadPlan, result: Mapping[str, Any]) -> list[str]:
         reasons.append(f"the server's usage counts {result['output_claimed_ratio']:,.0f} times the tokens that its "
                        "answers were limited to: no such figures can be")
     if plan.arrivals is None and result["live_users"] < plan.users * (1 - USERS_TOLERANCE):
-        reasons.append(f"{result['live_users']:.1f} users were live, {plan.users} were asked for")
+        gone = f" ({result['finished_users']} came to the end of their script)" if result["finished_users"] else ""
+        reasons.append(f"{result['live_users']:.1f} users were live, {plan.users} were asked for{gone}")
+    elif plan.arrivals is None and result["completed"] and not result["little_error_ratio"] <= LITTLE_TOLERANCE:
+        reasons.append(f"Little's law misses by {result['little_error_ratio']:.1%}: the records do not account for the "
+                       f"time of {plan.users} users")
     return reasons

@@ -62,6 +62,7 @@ class ScriptedUser(FastHttpUser):
                 ready_s = self._turn(intended_s)
                 think_s = self.player.next.turn.think_time_s
                 if think_s >= NEVER_S:
+                    rung.finished += 1
                     raise StopUser()
                 intended_s = ready_s + think_s
         except gevent.GreenletExit:

@@ -10,14 +10,12 @@ import numpy as np
 import pandas as pd
 
 from spoc_lib.config import SHARES, Slo, slo_name
+from spoc_lib.load.occupancy import LITTLE_TOLERANCE, Occupancy, occupancy
 from spoc_lib.sweep.interval import weighted_percentile
-from spoc_lib.sweep.occupancy import Occupancy, occupancy
 from spoc_lib.sweep.samples import RungSamples
 from spoc_lib.sweep.slo import LEVEL, evaluate
 from spoc_lib.telemetry.timeline import window_summary
 
-#: Little's law must hold this closely, or the rung says nothing about N users.
-LITTLE_TOLERANCE = 0.03
 #: The embedded engine may deliver one step in twenty this late (the clusters' own limit on ITL), no later.
 STEP_LAG_S = 0.05
 #: Fewer requests than this in the window say nothing about anybody.

@@ -55,7 +55,7 @@ def test_recorded_times_over_http(server, tmp_path):
                               arrivals=Arrivals(rate_per_s=None)), tmp_path / "rung")
     planned, late = firsts(result)
     assert planned.to_numpy() == pytest.approx([0, 0.4, 0.8, 1.2, 1.6], abs=1e-6) and late.max() < LATE_S
-    assert len(result.requests) == 5
+    assert len(result.requests) == 5 == result.summary["finished_users"]
 
 
 @pytest.mark.parametrize(("change", "said"), [

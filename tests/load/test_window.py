@@ -163,13 +163,16 @@ def test_littles_law_holds_for_an_open_loop():
 
 def summary(**values) -> dict:
     return {"planned": 4, "completed": 2, "failed": 1, "censored": 1, "lost_clients": 0, "lost_why": [],
-            "interrupted": False, "output_claimed_ratio": 1.0, "live_users": 2.0, **values}
+            "interrupted": False, "output_claimed_ratio": 1.0, "live_users": 2.0, "finished_users": 0,
+            "little_error_ratio": 0.0, **values}
 
 
 def test_what_makes_a_rung_invalid():
     plan = LoadPlan(base_url="http://h", model="m", users=2, duration_s=1)
     assert invalid_reasons(plan, summary()) == []
-    for change, said in (({"planned": 5}, "planned is not"), ({"live_users": 1.9}, "1.9 users were live"),
+    for change, said in (({"planned": 5}, "planned is not"), ({"live_users": 1.9}, "1.9 users were live, 2"),
+                         ({"live_users": 1.5, "finished_users": 1}, "2 were asked for (1 came to the end"),
+                         ({"little_error_ratio": 0.05}, "Little's law misses by 5.0%"),
                          ({"lost_clients": 1, "lost_why": ["MemoryError"]}, "were lost: MemoryError"),
                          ({"output_claimed_ratio": 4e6}, "4,000,000 times"), ({"interrupted": True}, "interrupted"),
                          ({"completed": 0, "failed": 3}, "no request was completed")):

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+#: Little's law must hold this closely, or the rung says nothing about N users.
+LITTLE_TOLERANCE = 0.03
+
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:

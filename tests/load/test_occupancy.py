@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from spoc_lib.sweep.occupancy import occupancy
+from spoc_lib.load.occupancy import occupancy
 
 
 def loop(late_s: float, users: int = 4, duration_s: float = 60.0) -> pd.DataFrame:
