@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import tempfile
 from pathlib import Path
@@ -27,7 +28,8 @@ def run_command(
     tokenizer: Annotated[str, typer.Option(help="whose tokens the sizes are: offline (o200k), or target (the "
                                                 "server's /tokenize)")] = "offline",
     seed: Annotated[int, typer.Option(help="the same seed gives the same conversations")] = 0,
-    salt: Annotated[int, typer.Option(help="another salt: other texts of the same sizes, so a cold cache")] = 0,
+    salt: Annotated[int | None, typer.Option(help="texts of the same sizes, other ones for each salt; default: a fresh "
+                                                  "one, so a cold cache (with --cache reset or warm: 0)")] = None,
     cache: Annotated[str, typer.Option(help="salt (rely on another salt), reset (empty it first) or warm")] = "salt",
     start: Annotated[str, typer.Option(help="stationary (users in mid-conversation) or cold")] = "stationary",
     gap_cap: Annotated[float, typer.Option(help="longest think time, seconds")] = 60.0,
@@ -71,6 +73,8 @@ def run_command(
         from spoc_lib.load.script import arriving
 
         users = arriving(personas, rate_per_s, cv, duration, seed)
+    if salt is None:
+        salt = secrets.randbelow(1 << 31) if cache == "salt" else 0
     given = dict(
         base_url=base_url, model=model or "?", users=users, duration_s=duration, personas=personas, corpus=corpus,
         tokenizer=tokenizer, seed=seed, salt=salt, cache=cache, start=start, gap_cap_s=gap_cap, scale=scale,

@@ -17,6 +17,8 @@ import pandas as pd
 
 from spoc_lib.load.layers import HISTORY, LAYERS, NEW
 
+#: The chat template is in the cache as well, and is no text of ours: at most so many tokens a request.
+TEMPLATE_TOKENS = 256
 COLUMNS = ("layer", "prompt_tokens", "intended_tokens", "cached_tokens", "intended_ratio", "cached_ratio")
 
 
@@ -53,6 +55,17 @@ def reuse_table(planned: Iterable[Mapping[str, Any]], requests: pd.DataFrame) ->
     table.insert(0, "layer", LAYERS)
     whole = table["prompt_tokens"].where(table["prompt_tokens"] > 0)
     return table.assign(intended_ratio=table["intended_tokens"] / whole, cached_ratio=table["cached_tokens"] / whole)
+
+
+def warmed(table: pd.DataFrame, requests: int, cache: str) -> list[str]:
+    """A sentence when a rung of so many `requests` that relied on its salt alone (`cache`) found text of an earlier one
+    in the cache."""
+    more = float(table["cached_tokens"].sum() - table["intended_tokens"].sum())
+    whole = float(table["prompt_tokens"].sum())
+    if cache != "salt" or not more > TEMPLATE_TOKENS * requests:
+        return []
+    return [f"the cache was warm: it gave back {more / whole:.0%} of the prompt tokens beyond all that this rung had "
+            "sent before; take another salt, empty it (reset), or say that it is meant (warm)"]
 
 
 def _lay_along(layers: list[tuple[str, int, int]], cached_tokens: float, sums: np.ndarray) -> None:

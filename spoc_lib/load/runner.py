@@ -26,7 +26,7 @@ from spoc_lib.load.gate import stored
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.processes import Clients, need_ports, undisturbed
 from spoc_lib.load.records import planned_rows, read_lines, settle
-from spoc_lib.load.reuse import reuse_table
+from spoc_lib.load.reuse import reuse_table, warmed
 from spoc_lib.load.summary import summarise
 from spoc_lib.load.window import steady_window
 
@@ -196,8 +196,10 @@ def _settle(plan: LoadPlan, folder: Path, folders: list[Path], facts: dict[str, 
     if plan.master is not None:
         summary["workers"] = [{name: report[name] for name in ("worker", "clock_offset_s", "clock_error_s")}
                               for report in reports]
-    reuse = reuse_table(planned, started_in(requests, window.start_s, window.end_s))
+    timed = started_in(requests, window.start_s, window.end_s)
+    reuse = reuse_table(planned, timed)
     summary["reuse"] = plain(reuse.to_dict("records"))
+    summary["notes"] += warmed(reuse, len(timed), plan.cache)
     summary["startup_s"] = facts["startup_s"]
     summary["start_s"] = facts["start_s"]
     summary["folder"] = str(folder)
@@ -257,7 +259,8 @@ def describe(summary: Mapping[str, Any]) -> str:
         return "-" if value is None or isinstance(value, float) and value != value else f"{1e3 * float(value):,.1f}"
 
     lines = [f"{summary['users']} users, {summary['planned']} requests planned: {summary['completed']} completed, "
-             f"{summary['failed']} failed, {summary['censored']} censored",
+             f"{summary['failed']} failed, {summary['censored']} censored; seed {summary['seed']}, salt "
+             f"{summary['salt']}",
              f"{summary['output_tokens_per_s']:,.1f} output tokens/s; window {summary['window']['verdict']}: "
              f"{summary['window']['reason']}"]
     for name, label in (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT")):

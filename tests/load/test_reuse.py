@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from spoc_lib.load.layers import boundaries
-from spoc_lib.load.reuse import reuse_table
+from spoc_lib.load.reuse import reuse_table, warmed
 from spoc_lib.workload.script import Segment, Turn
 
 
@@ -54,6 +54,16 @@ def test_a_longer_text_of_the_same_stream_is_shared_as_far_as_it_was_sent():
 def test_only_the_given_requests_count_but_all_have_been_sent():
     table = reuse_table(ROWS, answered({2: 0})).set_index("layer")
     assert table["prompt_tokens"].sum() == 300 and table.loc["history", "intended_tokens"] == 110
+
+
+@pytest.mark.parametrize(("cached", "cache", "warm"), [
+    ({0: 250, 1: 10_000}, "salt", False), ({0: 15_000, 1: 15_000}, "salt", True),
+    ({0: 15_000, 1: 15_000}, "warm", False)])
+def test_a_cache_that_knows_more_than_the_rung_has_sent_was_warm(cached, cache, warm):
+    rows = [planned(0, 0, 20_000, 5_000, shared=[("organisation", 7, 10_000), ("repository", 8, 5_000)]),
+            planned(1, 1, 20_000, 5_000, shared=[("organisation", 7, 10_000), ("repository", 9, 5_000)])]
+    said = warmed(reuse_table(rows, answered(cached)), len(cached), cache)
+    assert [text[:18] for text in said] == ["the cache was warm"] * warm
 
 
 @pytest.mark.parametrize("rows, cached", [(ROWS, {0: None}), ([{"request": 0, "send_s": 0.0}], {0: 5.0})])
