@@ -93,17 +93,18 @@ def price_per_hour(cluster: Cluster) -> float | None:
 def cost_sentences(answers: Sequence[Answer]) -> list[str]:
     """What a user and a million output tokens cost, what the uncertainty of the answer is worth, and how many times the
     price of the first cluster's user another's is."""
-    said = [_cost(answer) for answer in answers]
+    said = [_cost(answer, price) for answer in answers if (price := price_per_hour(answer.cluster)) is not None]
+    unpriced = [answer.cluster.name for answer in answers if price_per_hour(answer.cluster) is None]
+    if unpriced:
+        said.append(f"No price is known of {' and '.join(unpriced)}: state hardware.price_per_gpu_hour in the cluster "
+                    "file and run notebook 03 once more in its run (rungs that are there are kept) to see what a user "
+                    "costs.")
     priced = [answer for answer in answers if price_per_hour(answer.cluster) and answer.users and answer.resolved]
     return said + [_cost_ratio(other, priced[0]) for other in priced[1:]]
 
 
-def _cost(answer: Answer) -> str:
-    price, name = price_per_hour(answer.cluster), answer.cluster.name
-    if price is None:
-        return (f"{name}: no price is known; state hardware.price_per_gpu_hour in its cluster file and run notebook 03 "
-                "once more in its run (rungs that are there are kept) to see what a user costs.")
-    hourly = f"{name}: {money(price, 4)} an hour for its {answer.cluster.hardware.count} GPUs"
+def _cost(answer: Answer, price: float) -> str:
+    hourly = f"{answer.cluster.name}: {money(price, 4)} an hour for its {answer.cluster.hardware.count} GPUs"
     if not (answer.resolved and answer.interval):
         return f"{hourly}; what a user costs is open, for the capacity is unresolved."
     if not answer.users:

@@ -80,7 +80,9 @@ def test_five_lines_give_a_capacity(gallery):
     source = gallery["g-02"].source
     assert len([line for line in source.splitlines() if line]) <= 5
     assert "users under its SLA" in shown(gallery["g-02"]) and "simulated" in shown(gallery["g-02"])
-    assert "application/vnd.plotly.v1+json" in gallery["g-04"].outputs[0].data
+    question, figure, finding = (output.data for output in gallery["g-04"].outputs)
+    assert "application/vnd.plotly.v1+json" in figure and "How near" in question["text/html"]
+    assert "users under its SLA" in finding["text/html"]
 
 
 def test_the_gallery_shows_errors_as_one_sentence(gallery):
