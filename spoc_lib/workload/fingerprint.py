@@ -7,8 +7,9 @@ from dataclasses import astuple
 
 from spoc_lib.workload.script import ConversationScript
 
-#: Users and turns of a script that its hash covers; a change to seed, personas or geometry moves the first of them.
-USERS, TURNS = 8, 6
+#: Users and turns of a script that its hash covers. Personas are dealt out by their shares, so one with a share of 2 %
+#: is among them.
+USERS, TURNS = 64, 3
 
 
 def script_sha256(script: ConversationScript) -> str:
