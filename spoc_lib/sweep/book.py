@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,9 +12,11 @@ from typing import Any
 import pandas as pd
 
 from spoc_lib.config import Cluster, Slo
-from spoc_lib.core.files import plain, read_json, write_json
+from spoc_lib.core.files import plain, read_json, to_json, write_json
 from spoc_lib.core.schemas import RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table
+from spoc_lib.core.version import VERSION
+from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.sweep.drivers import FreshUsers
 from spoc_lib.sweep.evidence import step_figures
 from spoc_lib.sweep.record import RungRecord, store
@@ -148,11 +151,18 @@ class RungBook:
 
 
 def asked_of(cluster: Cluster, users: FreshUsers, seed: int) -> dict[str, Any]:
-    """What a rung's figures hang on besides its own users, flags and seconds: the server, the workload, the seed."""
+    """What a rung's figures hang on besides its own users, flags and seconds: the server (of the twin its model, GPU
+    and calibration, too), the workload, the seed."""
     server = cluster.model_dump(mode="json", include={
         "name": True, "model": True, "flags": True, "corpus": True, "hardware": {"gpu", "count"},
         "engine": {"kind", "base_url", "command", "image", "served_model"}})
-    return {"server": server, "script_sha256": users.script_sha256, "gap_cap_s": users.gap_cap_s, "seed": seed}
+    made_of: list[Any] = [cluster.engine.environment]  # as a hash, for a variable may hold a secret
+    if cluster.simulated:
+        twin = EmbeddedEngine.from_cluster(cluster)
+        made_of += [VERSION, twin.model.model_dump(mode="json"), twin.gpu.model_dump(mode="json"),
+                    twin.passport().get("calibration_id")]
+    return {"server": server, "server_sha256": hashlib.sha256(to_json(made_of).encode()).hexdigest(),
+            "script_sha256": users.script_sha256, "gap_cap_s": users.gap_cap_s, "seed": seed}
 
 
 def _restored(stored: dict[str, Any]) -> Entry:

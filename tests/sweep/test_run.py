@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from spoc_lib import config
 from spoc_lib.cli import main
 from spoc_lib.config import LadderSpec, Profile, Slo, load_cluster
 from spoc_lib.core.errors import InputError
@@ -145,6 +147,12 @@ def test_a_rung_of_another_workload_server_or_seed_is_not_taken_for_this_one(tmp
         played.clear()
         run_sweep(asked, brief, {}, tmp_path, script, seed, confirm_http=False)
         assert len(played) == again, (asked.hardware, seed)
+    shutil.copytree(config.data_dir(), tmp_path / "data")
+    gpu = tmp_path / "data" / "gpus" / f"{larger.hardware.gpu}.yaml"
+    gpu.write_text(gpu.read_text().replace("memory_gib: ", "memory_gib: 1"))
+    monkeypatch.setenv("SPOC_DATA", str(tmp_path / "data"))
+    run_sweep(larger, brief, {}, tmp_path, capped, 5, confirm_http=False)
+    assert len(played) == 2, "another GPU by the same name"
 
 
 def test_another_level_gives_another_interval(swept):
