@@ -52,11 +52,15 @@ lint: $(VENV)/.installed ## ruff and mypy over the code
 	$(BIN)/ruff check spoc_lib tests benchmarks
 	$(BIN)/mypy
 
+# What tests the functions that numba compiles.
+COMPILED = tests/engine/test_fast.py tests/nsight/test_intervals.py tests/nsight/test_sources.py \
+  tests/workload/test_sharing.py
+
 coverage: $(VENV)/.installed ## the suite with every line counted, in child processes and kernels as well
 	$(BIN)/python -m pip install -q --disable-pip-version-check 'coverage>=7.10'
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m pytest tests/engine/test_fast.py # compiled code has no lines
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m pytest $(COMPILED) # compiled code has no lines
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report --fail-under=90
 
