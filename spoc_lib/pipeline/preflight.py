@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ def _ok(subject: str, sentence: str) -> Finding:
 
 def _engine(cluster: Cluster) -> Iterator[Finding]:
     """Can the engine be had: embedded fits its GPUs, a command exists, an endpoint answers."""
-    from spoc_lib.servers.commands import shell_command
+    from spoc_lib.servers.commands import launch_command
     from spoc_lib.servers.readiness import Endpoint
 
     engine, subject = cluster.engine, f"engine ({cluster.engine.kind})"
@@ -57,7 +58,7 @@ def _engine(cluster: Cluster) -> Iterator[Finding]:
     elif engine.kind == "process":
         program = Path((engine.command or [""])[0])
         if shutil.which(program) or program.is_file():
-            yield _ok(subject, f"starts with: {shell_command(cluster, {})}")
+            yield _ok(subject, f"starts with: {shlex.join(launch_command(cluster, {}, 0))} (port 0: any that is free)")
         else:
             yield Finding(subject, False, "stops", f"the program {program} does not exist: correct engine.command")
     elif engine.kind == "container":
