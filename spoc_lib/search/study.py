@@ -197,6 +197,8 @@ class SearchStudy:
         return unwanted
 
     def _objective(self, trial: optuna.Trial) -> tuple[float, ...]:
+        if self.distributed and tickets.TICKET not in trial.user_attrs:  # another worker took the last one in between
+            raise TrialFailure("no-ticket", "every slot is taken")  # without a record it is no answer of the search
         params = {name: trial.suggest_categorical(name, dist.choices)
                   for name, dist in self.space.distributions().items()}
         flags = self.space.canonical(cast("Flags", params))  # Optuna allows None as a choice, a space has none

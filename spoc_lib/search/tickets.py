@@ -18,6 +18,8 @@ from optuna.storages import RDBStorage
 from spoc_lib.search.sampler import interrupted
 
 ISSUED = "tickets"
+#: Attribute of a trial that is a ticket; a worker that came too late for the last one gets a trial without it.
+TICKET = "ticket"
 #: A worker that was about to issue tickets and has not done so within this time is taken for dead.
 ISSUE_TIMEOUT_S = 30.0
 POLL_S = 0.2
@@ -50,5 +52,5 @@ def _claim(storage: RDBStorage, name: str) -> bool:
 def _top_up(study: optuna.Study, initial: Sequence[Mapping[str, Any]], trials: int) -> None:
     live = sum(1 for t in study.get_trials(deepcopy=False) if not interrupted(t))
     for slot in range(live, trials):
-        study.enqueue_trial(dict(initial[slot]) if slot < len(initial) else {})
+        study.enqueue_trial(dict(initial[slot]) if slot < len(initial) else {}, user_attrs={TICKET: slot})
     study.set_user_attr(ISSUED, trials)

@@ -95,7 +95,9 @@ def only_study(url: str, trials: int) -> optuna.Study:
 def test_two_workers_share_the_trials(database, tmp_path):
     pair = [worker(tmp_path / name, 30, database) for name in ("a", "b")]
     assert [one.wait(timeout=120) for one in pair] == [0, 0]
-    trials = only_study(database, 30).get_trials()
+    every = only_study(database, 30).get_trials()
+    trials = [t for t in every if not interrupted(t)]
+    assert len(every) <= 31, "the loser of the race for the last slot leaves a trial without an answer, at most"
     assert [t.number for t in trials] == list(range(30)) and all(record_of(t) for t in trials)
     done = [sorted(int(p.parent.name) for p in (tmp_path / name).glob("trials/*/verdict.json")) for name in "ab"]
     assert done[0] and done[1], "both workers had a share"
