@@ -101,7 +101,7 @@ def users(rungs: pd.DataFrame, limit_rung: int | None) -> list[str]:
     for row in shown.itertuples():
         live, limit = row.in_flight_users + row.thinking_users, " (the limit)" if row.users in set(at_limit) else ""
         text = f"of {row.users} users{limit} {row.in_flight_users:.1f} are in flight"
-        said.append(f"{text}, one for {live / row.in_flight_users:.1f}" if row.in_flight_users else text)
+        said.append(f"{text}, one in {live / row.in_flight_users:.1f}" if row.in_flight_users else text)
     text = "; ".join(said)
     return [f"{text[0].upper()}{text[1:]}.", _little(rows)]
 

@@ -72,13 +72,13 @@ def test_the_matrix_names_who_misses_first(swept):
 def test_where_users_are_and_whether_littles_law_holds(swept):
     rungs, _, _ = swept
     where, law = findings.users(rungs, 5)
-    assert where == ("Of 60 users 12.0 are in flight, one for 5.0; of 120 users (the limit) 24.0 are in flight, one "
-                     "for 5.0; of 160 users 32.0 are in flight, one for 5.0.")
+    assert where == ("Of 60 users 12.0 are in flight, one in 5.0; of 120 users (the limit) 24.0 are in flight, one "
+                     "in 5.0; of 160 users 32.0 are in flight, one in 5.0.")
     assert law == "Little's law could not be checked."
     assert findings.users(rungs.assign(little_error_ratio=0.004), 5)[1].endswith("within 0.4%.")
     off = rungs.assign(little_error_ratio=np.where(rungs["users"] == 140, 0.2, 0.0))
     assert findings.users(off, None)[1].startswith("Little's law misses by 20.0% at 140 users")
-    assert findings.users(rungs[:1], None)[0] == "Of 60 users 12.0 are in flight, one for 5.0."
+    assert findings.users(rungs[:1], None)[0] == "Of 60 users 12.0 are in flight, one in 5.0."
     assert findings.users(rungs.assign(verdict="invalid"), None) == ["No valid rung says where its users are."]
 
 
