@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spoc_lib.config import Cluster
@@ -51,7 +51,8 @@ def under_nsys(cluster: Cluster, output: Path) -> Iterator[Cluster]:
         try:
             yield _as_process(cluster, command)
         finally:
-            subprocess.run([command[0], "rm", "--force", name], capture_output=True, timeout=60, check=False)
+            with suppress(FileNotFoundError):  # neither docker nor podman is here: the launch has said so
+                subprocess.run([command[0], "rm", "--force", name], capture_output=True, timeout=60, check=False)
         return
     yield _as_process(cluster, [*nsys_command(str(output.absolute())), *(cluster.engine.command or ()), *_PROFILER])
 
