@@ -21,6 +21,7 @@ from spoc_lib.pipeline import record
 from spoc_lib.pipeline.parameters import STAGES, Common, from_notebook
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import style
+from spoc_lib.servers.commands import flag_arguments
 
 
 @dataclass
@@ -106,15 +107,14 @@ class Stage:
         return self.cluster.model_copy(update={"search": search})
 
     @property
-    def flags_origin(self) -> str:
-        """Where the flags come from, in words."""
+    def flags_sentence(self) -> str:
+        """The flags as vLLM takes them, and where they come from."""
         if getattr(self.parameters, "flags", ""):
-            return "given as parameter"
-        return (
-            "best of the NSGA-II search of this run"
-            if self.result_of("02")
-            else "vLLM's defaults (no search in this run)"
-        )
+            origin = "given as parameter"
+        else:
+            origin = "best of the NSGA-II search of this run" if self.result_of("02") else \
+                "vLLM's defaults (no search in this run)"
+        return f"Flags: {shlex.join(flag_arguments(self.flags())) or 'none beyond the fixed ones'} ({origin})."
 
     def progress(self, text: str, fraction: float | None = None) -> None:
         """Tell whoever watches the run; at most five times a second, and never into the notebook."""

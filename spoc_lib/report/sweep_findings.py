@@ -52,10 +52,11 @@ def slo_matrix(slo: pd.DataFrame, personas: pd.DataFrame, rungs: pd.DataFrame) -
         first = _first_missed(each)
         said.append(f"Persona by persona the first misses come {first}." if first else
                     "No persona by itself misses a limit.")
-    open_ones = int((everybody["verdict"] == "undecided").sum())
-    if open_ones:
-        said.append(f"{open_ones} of {counted(len(everybody), 'verdict')} undecided, for the interval reaches over the "
-                    f"limit: longer rungs would tell.")
+    open_ones = everybody[everybody["verdict"] == "undecided"]
+    if len(open_ones):
+        at = listed([str(users) for users in sorted(open_ones["users"].unique())])
+        said.append(f"{len(open_ones)} of {counted(len(everybody), 'verdict')} undecided (a rung of {at} users), for "
+                    "the interval reaches over the limit: longer rungs would tell.")
     return said
 
 
