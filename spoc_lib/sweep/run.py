@@ -72,13 +72,13 @@ class SweepResult:
         """The rung nearest to the limit on one clock: phases, client percentiles, engine, GPUs, throttle events."""
         return build(self.requests, self.metrics, self.window, self.capacity["alignment_error_s"])
 
-    def findings(self) -> list[str]:
-        """The sweep in sentences, computed from its tables."""
+    def findings(self, lessons: bool = True) -> list[str]:
+        """The sweep in sentences, computed from its tables; with its lessons, or without."""
         said = [sentence(self.capacity)]
         saturated = self.capacity["saturated"]
         if saturated:
             said.append(f"What stops it: {saturated['resource'].replace('_', ' ')}: {saturated['evidence'][0]}.")
-        said += [lesson["sentence"] for lesson in self.capacity["lessons"]]
+        said += [lesson["sentence"] for lesson in self.capacity["lessons"] if lessons]
         if len(self.twin_vs_http):
             said.append(self.capacity["twin_vs_http"]["sentence"])
         if self.capacity["next"]:
