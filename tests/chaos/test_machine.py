@@ -64,6 +64,7 @@ def small_disk(place):
     subprocess.run(["umount", "-l", str(place.outputs)], check=True)
 
 
+@pytest.mark.chaos
 def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(place, small_disk):
     ballast = small_disk / "ballast.bin"
     ballast.write_bytes(bytes(16_500_000))

@@ -85,6 +85,7 @@ def test_kill_9_at_every_stage_changes_no_answer(place, undisturbed, number, lat
     assert "r" in (place.outputs / "index.html").read_text()
 
 
+@pytest.mark.chaos
 def test_kill_9_of_a_batch_takes_its_runs_along_and_the_batch_goes_on(place):
     place.cluster("other")
     process = place.start("batch", "small.yaml", "other.yaml", "--profile", "tiny.yaml", "--jobs", "2", "--run-id", "b")
