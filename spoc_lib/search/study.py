@@ -134,10 +134,15 @@ class SearchStudy:
         return self.study.get_trials(deepcopy=False)
 
     def mark_leftovers(self) -> int:
-        """Trials that a killed process left RUNNING become FAIL; their slots are run again."""
+        """Trials that a killed process left RUNNING become FAIL and their slots are run again; one that had its record
+        already, and was killed before Optuna was told, keeps its answer."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         for trial in running:
-            self.study.tell(trial.number, state=TrialState.FAIL)
+            values = record_of(trial).get("values")
+            if values:
+                self.study.tell(trial.number, [float(value) for value in values])
+            else:
+                self.study.tell(trial.number, state=TrialState.FAIL)
         return len(running)
 
     def known(self, key: str) -> FrozenTrial | None:

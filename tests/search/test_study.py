@@ -248,3 +248,14 @@ def wait_for_trials(folder: Path, count: int) -> None:
             return
         time.sleep(0.02)
     raise AssertionError("the search did not get going")
+
+
+def test_a_kill_between_the_record_and_the_telling_loses_no_answer(tmp_path):
+    whole, cut = analytic.study(tmp_path / "whole"), analytic.study(tmp_path / "cut")
+    whole.run(10)
+    cut.run(5)
+    cut._enqueue(5)
+    cut._objective(cut.study.ask())  # answered and recorded; the process dies before Optuna is told
+    again = analytic.study(tmp_path / "cut")
+    again.run(10)
+    assert analytic.sequence(again) == analytic.sequence(whole) and len(again.trials()) == 10
