@@ -255,13 +255,16 @@ def _facts_from(folders: list[Path], plan: LoadPlan) -> dict[str, Any]:
 
 def describe(summary: Mapping[str, Any]) -> str:
     """A few readable lines of a rung's summary."""
+    def shown(value: Any, scale: float = 1.0) -> str:
+        return "-" if value is None or isinstance(value, float) and value != value else f"{scale * float(value):,.1f}"
+
     def ms(value: Any) -> str:
-        return "-" if value is None or isinstance(value, float) and value != value else f"{1e3 * float(value):,.1f}"
+        return shown(value, 1e3)
 
     lines = [f"{summary['users']} users, {summary['planned']} requests planned: {summary['completed']} completed, "
              f"{summary['failed']} failed, {summary['censored']} censored; seed {summary['seed']}, salt "
              f"{summary['salt']}",
-             f"{summary['output_tokens_per_s']:,.1f} output tokens/s; window {summary['window']['verdict']}: "
+             f"{shown(summary['output_tokens_per_s'])} output tokens/s; window {summary['window']['verdict']}: "
              f"{summary['window']['reason']}"]
     for name, label in (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT")):
         values = summary[name]

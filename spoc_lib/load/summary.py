@@ -29,10 +29,11 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
     """The result of `load run`, as `--json` writes it. `facts`: what the clients reported (see `runner`)."""
     timed = figures.started_in(requests, window.start_s, window.end_s)
     live = mean_metric(metrics, "live_users", window) if plan.arrivals is None else arrived_users(requests, window)
-    flight = float(mean_in_flight(requests, np.array([window.start_s, window.end_s]))[0]) if len(requests) else 0.0
+    there = window.length_s > 0  # a rung that was cut in its ramp has no window
+    flight = float(mean_in_flight(requests, np.array([window.start_s, window.end_s]))[0]) if there else math.nan
     late = figures.late_users(requests, window.start_s, window.end_s)
     law = figures.little(requests, live, window.start_s, window.end_s, 0.0 if plan.arrivals else math.nan)
-    if plan.arrivals is None:
+    if plan.arrivals is None and there:
         law["little_error_ratio"] = accounted(plan, requests, window, facts).little_error_ratio
     result = {
         **outcome_counts(requests), "planned": facts["planned"],
@@ -207,7 +208,7 @@ def invalid_reasons(plan: LoadPlan, result: Mapping[str, Any]) -> list[str]:
     if plan.arrivals is None and result["live_users"] < plan.users * (1 - USERS_TOLERANCE):
         gone = f" ({result['finished_users']} came to the end of their script)" if result["finished_users"] else ""
         reasons.append(f"{result['live_users']:.1f} users were live, {plan.users} were asked for{gone}")
-    elif plan.arrivals is None and result["completed"] and not result["little_error_ratio"] <= LITTLE_TOLERANCE:
+    elif plan.arrivals is None and result["completed"] and result["little_error_ratio"] > LITTLE_TOLERANCE:
         reasons.append(f"Little's law misses by {result['little_error_ratio']:.1%}: the records do not account for the "
                        f"time of {plan.users} users")
     return reasons

@@ -15,6 +15,7 @@ import pytest
 
 from spoc_lib.load import FixedTurns, LoadPlan, read_run, run
 from spoc_lib.load.clientcheck import paced_server
+from spoc_lib.load.runner import describe
 
 pytestmark = pytest.mark.slow
 
@@ -82,15 +83,18 @@ def start(url: str, folder: Path, *more: str) -> subprocess.Popen:
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_ctrl_c_closes_the_books(paced, tmp_path):
-    process = start(paced, tmp_path)
+@pytest.mark.parametrize("more", [(), ("--ramp", "20")])
+def test_ctrl_c_closes_the_books(paced, tmp_path, more):
+    process = start(paced, tmp_path, *more)
     wait_for_tokens(tmp_path)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     summary = orjson.loads(out)
     assert balanced(summary) and summary["interrupted"] and process.returncode == 1
-    assert b"Traceback" not in err
+    assert b"Traceback" not in err and b"Warning" not in err
     assert not client_pids(tmp_path)
+    read = read_run(tmp_path)  # null where the JSON has no figure: within the ramp there is no window
+    assert describe(read.summary).startswith("5 users")
 
 
 @pytest.mark.parametrize("signals", [
