@@ -46,16 +46,24 @@ def crossed(rows: pd.DataFrame, slos: Sequence[Slo]) -> list[str]:
                    & (rows["percentile"] == slo.percentile) & rows["value_s"].notna()]
         if slo.metric in SHARES or own.empty:
             continue
-        above = own.loc[own["value_s"] > slo.limit_s, "users"].min()
-        below = own.loc[(own["value_s"] <= slo.limit_s) & ~(own["users"] >= above), "users"].max()
+        beyond, within = own["value_s"] > slo.limit_s, own["value_s"] <= slo.limit_s
+        above = own.loc[beyond, "users"].min()
+        below = own.loc[within & ~(own["users"] >= above), "users"].max()
+        last = own.loc[within, "users"].max()  # beyond `above` where repeats of a rung disagree
+        surely = own.loc[beyond & (own["users"] > last), "users"].min()
         name = f"{metric_name(slo.metric)} p{slo.percentile:g} of {who(slo.persona)}"
         limit = metric_value(slo.metric, slo.limit_s)
         if math.isnan(above):
             said.append(f"{name} stays within {limit} up to {own['users'].max()} users, the most that were run.")
         elif math.isnan(below):
             said.append(f"{name} is beyond {limit} at {above:.0f} users already, the fewest of its rungs.")
-        else:
+        elif last < above:
             said.append(f"{name} passes {limit} between {below:.0f} and {above:.0f} users.")
+        else:
+            some = f"{above:.0f}" if above == last else f"{above:.0f} to {last:.0f}"
+            passed = f"is within {limit} up to {below:.0f}" if math.isnan(surely) else \
+                f"passes {limit} between {below:.0f} and {surely:.0f}"
+            said.append(f"{name} {passed} users; rungs of {some} users lie on both sides of it.")
     return said
 
 

@@ -14,6 +14,7 @@ from spoc_lib.core import schemas
 from spoc_lib.core.tables import read_table
 from spoc_lib.report import sweep_figures as figures
 from spoc_lib.report import sweep_findings as findings
+from spoc_lib.report.findings import crossed
 from spoc_lib.telemetry.story import Story, build
 
 SLOS = [Slo(metric="ttft", limit_s=5.0), Slo(metric="itl", limit_s=0.05)]
@@ -122,3 +123,16 @@ def test_a_story_without_telemetry_claims_nothing():
     no_gpu = findings.story(told(series("TTFT (s)", "p95", 1.0, 1.0), known=False))
     assert no_gpu[1] == "The engine's gauges were not recorded."
     assert no_gpu[2] == "No GPU's SM activity was recorded; whether a GPU was slowed down was not recorded."
+
+
+@pytest.mark.parametrize(("users", "values_ms", "said"), [
+    ([80, 110, 112, 120], [15, 32, 60, 529], "passes 50 ms between 110 and 112 users."),
+    ([80, 110, 112, 112, 115, 115, 120], [15, 32, 40, 60, 540, 45, 529],
+     "passes 50 ms between 110 and 120 users; rungs of 112 to 115 users lie on both sides of it."),
+    ([80, 110, 112, 112], [15, 32, 40, 60],
+     "is within 50 ms up to 110 users; rungs of 112 users lie on both sides of it."),
+])
+def test_a_limit_is_passed_where_all_its_rungs_agree(users, values_ms, said):
+    rows = pd.DataFrame({"users": users, "value_s": np.array(values_ms) / 1e3, "metric": "itl", "persona": "all",
+                         "percentile": 95.0})
+    assert crossed(rows, [Slo(metric="itl", percentile=95, limit_s=0.05)]) == [f"ITL p95 of all personas {said}"]
