@@ -120,6 +120,8 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
     from traitlets.config import Config
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
+    # what fails is raised to us; a task that an interrupt leaves behind would print a traceback of its own
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     _write_whole_notebooks()
     need_file_handles(HANDLES)
     stage = STAGES[number]
