@@ -14,8 +14,7 @@ from spoc_lib.core.tables import read_table
 from spoc_lib.report import style
 from spoc_lib.report.answer import Answer
 from spoc_lib.report.comparison import Compared
-from spoc_lib.report.verdict import metric_value, who
-from spoc_lib.report.wording import metric_name
+from spoc_lib.report.verdict import metric_name, metric_value, who
 
 
 def capacities(answers: Sequence[Answer], compared: Sequence[Compared] = ()) -> list[str]:

@@ -59,8 +59,8 @@ def kernel_timeline(kernels: pd.DataFrame) -> list[str]:
     idle = 1 - float(np.mean([_covered(rows) for rows in ranks])) / span if span > 0 else 0.0
     longest = kernels.loc[kernels["duration_s"].idxmax()]
     return [f"In {time_text(span)} a GPU runs {len(kernels) / len(ranks):,.0f} kernels of "
-            f"{_short(float(kernels['duration_s'].mean()))} on average, and none for {idle:.0%} of it.",
-            f"The longest, {_short(float(longest['duration_s']))}, is {_title(longest['category'])}: "
+            f"{time_text(float(kernels['duration_s'].mean()))} on average, and none for {idle:.0%} of it.",
+            f"The longest, {time_text(float(longest['duration_s']))}, is {_title(longest['category'])}: "
             f"{str(longest['name'])[:60]}."]
 
 
@@ -71,10 +71,6 @@ def _covered(rows: pd.DataFrame) -> float:
     end = start + ordered["duration_s"].to_numpy(float)
     before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
     return float(np.maximum(end - np.maximum(start, before), 0.0).sum())
-
-
-def _short(seconds: float) -> str:
-    return f"{1e6 * seconds:.3g} µs" if seconds < 1e-3 else time_text(seconds)
 
 
 def predictions(verdict: Verdict | None, reason: str = "") -> list[str]:

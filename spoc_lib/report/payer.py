@@ -12,7 +12,8 @@ import pandas as pd
 from spoc_lib.config import SHARES, Cluster, price_per_gpu_hour
 from spoc_lib.report import style
 from spoc_lib.report.answer import Answer
-from spoc_lib.report.verdict import ratio, sentences, time_text, who
+from spoc_lib.report.verdict import metric_name, ratio, sentences, time_text, who
+from spoc_lib.report.wording import listed
 
 #: The growth in users whose price is told.
 GROWTH = 1.1
@@ -63,7 +64,7 @@ def _binding(answer: Answer) -> str:
         return ""
     if binding["metric"] in SHARES:
         return str(binding["name"])
-    return f"{binding['metric'].upper()} p{binding['percentile']:g} <= {time_text(binding['limit_s'])}"
+    return f"{metric_name(binding['metric'])} p{binding['percentile']:g} <= {time_text(binding['limit_s'])}"
 
 
 def _short_growth(answer: Answer) -> str:
@@ -96,7 +97,7 @@ def cost_sentences(answers: Sequence[Answer]) -> list[str]:
     said = [_cost(answer, price) for answer in answers if (price := price_per_hour(answer.cluster)) is not None]
     unpriced = [answer.cluster.name for answer in answers if price_per_hour(answer.cluster) is None]
     if unpriced:
-        said.append(f"No price is known of {' and '.join(unpriced)}: state hardware.price_per_gpu_hour in the cluster "
+        said.append(f"No price is known of {listed(unpriced)}: state hardware.price_per_gpu_hour in the cluster "
                     "file and run notebook 03 once more in its run (rungs that are there are kept) to see what a user "
                     "costs.")
     priced = [answer for answer in answers if price_per_hour(answer.cluster) and answer.users and answer.resolved]

@@ -12,8 +12,8 @@ from spoc_lib.load.occupancy import LITTLE_TOLERANCE
 from spoc_lib.report.findings import crossed
 from spoc_lib.report.sweep_figures import one_driver
 from spoc_lib.report.tables import column
-from spoc_lib.report.verdict import metric_value, time_text
-from spoc_lib.report.wording import amount, change, counted, listed, metric_name, moved
+from spoc_lib.report.verdict import metric_name, metric_value, time_text
+from spoc_lib.report.wording import amount, change, counted, listed, moved
 from spoc_lib.sweep.rung import pressure
 from spoc_lib.telemetry.story import BIN_S, Story
 

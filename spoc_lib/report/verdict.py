@@ -9,6 +9,12 @@ import pandas as pd
 from spoc_lib.config import SHARES
 from spoc_lib.report.answer import Answer
 
+#: Metrics of SLOs that are no abbreviation.
+METRICS = {
+    "ttft_per_prompt_token": "TTFT per prompt token", "e2e": "end-to-end latency", "error_rate": "failed requests",
+    "goodput": "goodput",
+}
+
 
 def table(answers: list[Answer]) -> pd.DataFrame:
     """One row a run: cluster, max_users, low, high, what binds, what saturated, flags."""
@@ -57,7 +63,7 @@ def _one(answer: Answer) -> str:
     text = f"{name}: {answer.users:g} users ({low:g} to {high:g} at {100 * answer.level:.0f} %), {answer.label}"
     binding = answer.binding
     if binding:
-        metric = f"{binding['metric'].upper()} p{binding['percentile']:g} of {who(binding['persona'])} at " \
+        metric = f"{metric_name(binding['metric'])} p{binding['percentile']:g} of {who(binding['persona'])} at " \
             f"{time_text(binding['limit_s'])}" \
             if binding["metric"] not in SHARES else binding["name"]
         text += f"; the limit that breaks first is {metric}"
@@ -90,13 +96,20 @@ def who(persona: str) -> str:
     return "all personas" if persona == "all" else f"persona {persona}"
 
 
+def metric_name(metric: str) -> str:
+    """What readers call an SLO's metric."""
+    return METRICS.get(metric, metric.replace("_", " ").upper())
+
+
 def metric_value(metric: str, value: float) -> str:
     """A value of an SLO's metric in words: `58 ms`, `1.41 s`, `2.5 %`."""
     return f"{value:.1%}" if metric in SHARES else time_text(value)
 
 
 def time_text(seconds: float) -> str:
-    """`58 ms`, `1.41 s`."""
+    """`1.41 s`, `58 ms`, `300 µs`."""
     if math.isinf(seconds):
         return "infinite (failures)"
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

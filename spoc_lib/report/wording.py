@@ -11,11 +11,6 @@ from spoc_lib.report.verdict import time_text
 
 #: A change by less than this share of a value is none: percentiles of one sample of users scatter by as much.
 STILL = 0.05
-#: Metrics of SLOs that are no abbreviation.
-METRICS = {
-    "ttft_per_prompt_token": "TTFT per prompt token", "e2e": "end-to-end latency", "error_rate": "failed requests",
-    "goodput": "goodput",
-}
 
 
 def amount(name: str, value: float) -> str:
@@ -30,11 +25,6 @@ def point(row: Mapping[str, Any], names: Sequence[str]) -> str:
     """Several columns of a row: `1,241 tokens/s, TTFT p95 1.74 s, ITL p95 49.6 ms`; the first speaks for itself."""
     first, *rest = names
     return ", ".join([amount(first, row[first]), *(f"{column(name).label} {amount(name, row[name])}" for name in rest)])
-
-
-def metric_name(metric: str) -> str:
-    """What readers call an SLO's metric."""
-    return METRICS.get(metric, metric.replace("_", " ").upper())
 
 
 def moved(before: float, after: float) -> int:
