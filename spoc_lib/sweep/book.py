@@ -26,6 +26,7 @@ from spoc_lib.sweep.slo import by_persona, goodput, limit_curve
 from spoc_lib.telemetry.reconcile import reconcile
 from spoc_lib.telemetry.straggler import find_stragglers
 from spoc_lib.telemetry.timeline import window_summary
+from spoc_lib.workload.fingerprint import script_sha256
 
 #: Share of the wall time that scrapes may be on their way; the server's own share of it is several times smaller.
 SCRAPE_SHARE = 0.05
@@ -162,7 +163,7 @@ def asked_of(cluster: Cluster, users: FreshUsers, seed: int) -> dict[str, Any]:
         made_of += [VERSION, twin.model.model_dump(mode="json"), twin.gpu.model_dump(mode="json"),
                     twin.passport().get("calibration_id")]
     return {"server": server, "server_sha256": hashlib.sha256(to_json(made_of).encode()).hexdigest(),
-            "script_sha256": users.script_sha256, "gap_cap_s": users.gap_cap_s, "seed": seed}
+            "script_sha256": script_sha256(users.plain(0)), "gap_cap_s": users.gap_cap_s, "seed": seed}
 
 
 def _restored(stored: dict[str, Any]) -> Entry:

@@ -19,7 +19,6 @@ from spoc_lib.core.yamlfile import Strict
 from spoc_lib.engine.http.marks import mark
 from spoc_lib.sweep.record import RungRecord, Say, Timing, needed, settled
 from spoc_lib.telemetry.recorder import Recorder
-from spoc_lib.workload.fingerprint import script_sha256
 from spoc_lib.workload.script import ConversationScript
 
 #: A host busier than this during a rung over HTTP has no time left for punctual timers.
@@ -43,7 +42,6 @@ class FreshUsers:
         self.reseeds = dataclasses.is_dataclass(script) and "seed" in {one.name for one in dataclasses.fields(script)}
         self.personas = sorted({script.user(number).persona for number in range(64)})
         self.gap_cap_s = float(getattr(script, "gap_cap_s", 60.0))
-        self.script_sha256 = script_sha256(script)
 
     def script(self, salt: int) -> ConversationScript:
         """The script of the rung with this salt, its seed moved on by the salt."""
