@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import ssl
 import subprocess
 from pathlib import Path
 
@@ -80,3 +81,19 @@ def open_page(tmp_path):
         return done.stdout, done.stderr
 
     return look
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """(a TLS server's context, the file of the authority that vouches for it): for 127.0.0.1, unknown to the system."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=IP:127.0.0.1",
+               "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed: no certificate for TLS")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context, folder / "cert.pem"

@@ -87,8 +87,7 @@ def audit(personas: Personas = "spoc", users: Users = 300, turns: Turns = 20, se
 
     Example: spoc workload audit spoc --users 300 --turns 20 --json audit.json
     """
-    import os
-
+    from spoc_lib.config.access import Access
     from spoc_lib.workload import build_script, load_personas
     from spoc_lib.workload.audit import audit as run
     from spoc_lib.workload.corpus import Corpus
@@ -98,8 +97,7 @@ def audit(personas: Personas = "spoc", users: Users = 300, turns: Turns = 20, se
     loaded = load_personas(personas)
     overhead = TEMPLATE_OVERHEAD
     if base_url:
-        key = os.environ.get(api_key_env) if api_key_env else None
-        target = measure_target(base_url, model, monorepo, api_key=key)
+        target = measure_target(base_url, model, monorepo, access=Access(api_key_env=api_key_env))
         corpus, overhead, context_limit = target.corpus, target.overhead, context_limit or target.context_limit
     else:
         corpus = Corpus.from_directory(monorepo)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from spoc_lib.config.access import Access, server_address, web_address, without_secret_flag
 from spoc_lib.config.shipped import data_dir, find
 from spoc_lib.config.slo import Slo
 from spoc_lib.config.specs import load_gpu, load_model
@@ -15,16 +15,6 @@ from spoc_lib.core import yamlfile
 from spoc_lib.core.yamlfile import Positive, PositiveInt, Strict
 
 FlagValue = bool | int | float | str
-
-
-def web_address(value: str) -> str:
-    """`value` when it is an http(s) address; ValueError when not, or when a password stands in it."""
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[\s\x00-\x1f]", value):
-        raise ValueError("must be an address like http://127.0.0.1:8000")
-    if parts.username or parts.password:
-        raise ValueError("must not hold a user or password: name an environment variable that holds the key")
-    return value
 
 
 class Hardware(Strict):
@@ -35,13 +25,14 @@ class Hardware(Strict):
     price_per_gpu_hour: Positive | None = None
 
 
-class Engine(Strict):
+class Engine(Access):
     """How the engine under test comes to be.
 
     embedded: the twin, over HTTP on real time (and on the virtual clock for screening);
     process: `command` is started with the flags appended (`{project}` in it is the project's folder);
     container: `image` through docker or podman;
     remote: `base_url` is there already, its flags are fixed and a search is refused.
+    What its requests carry (key, headers, fields, route) and how long they may take is `Access`'s.
     """
 
     kind: Literal["embedded", "process", "container", "remote"]
@@ -49,13 +40,13 @@ class Engine(Strict):
     command: list[str] | None = None
     image: str | None = None
     environment: dict[str, str] = {}
-    api_key_env: str | None = Field(None, description="name of the environment variable that holds the API key")
     startup_timeout_s: Positive = 600
     served_model: str | None = Field(None, description="model name on the API; default: the model file's name")
 
     @field_validator("command")
     @classmethod
     def _in_project(cls, value: list[str] | None) -> list[str] | None:
+        without_secret_flag(value or [])
         return value and [part.replace("{project}", str(data_dir().parent)) for part in value]
 
     @field_validator("image", "served_model")
@@ -76,7 +67,7 @@ class Engine(Strict):
     @field_validator("base_url")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
-        return value and web_address(value)
+        return value and server_address(value)
 
     @model_validator(mode="after")
     def _complete(self) -> Engine:
@@ -135,6 +126,12 @@ class Cluster(Strict):
     ladder: LadderSpec
     slos: Annotated[list[Slo], Field(min_length=1)]
     telemetry: TelemetryEndpoints = TelemetryEndpoints()
+
+    @field_validator("flags")
+    @classmethod
+    def _no_secret(cls, value: dict[str, FlagValue]) -> dict[str, FlagValue]:
+        without_secret_flag(name for name, given in value.items() if isinstance(given, str))
+        return value
 
     @property
     def simulated(self) -> bool:

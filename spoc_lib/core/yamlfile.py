@@ -26,6 +26,8 @@ PositiveInt = Annotated[int, BeforeValidator(_number), Field(gt=0)]
 Model = TypeVar("Model", bound=BaseModel)
 #: Nobody writes more by hand. The nodes are counted with every alias written out: a few lines can mean billions.
 MOST_BYTES, MOST_NODES = 20_000_000, 2_000_000
+#: The type of a fault whose input is a credential: what was given is not repeated.
+SECRET = "secret"
 SHORT = reprlib.Repr()
 SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 80
 
@@ -67,7 +69,8 @@ def parse(model: type[Model], value: object, where: str) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "(top level)"
-        given = "" if first["type"] in ("missing", "extra_forbidden") else f" (given: {SHORT.repr(first['input']):.80})"
+        untold = first["type"] in ("missing", "extra_forbidden", SECRET)
+        given = "" if untold else f" (given: {SHORT.repr(first['input']):.80})"
         wanted = {"missing": "this field is required", "extra_forbidden": "no such field"}.get(
             first["type"], first["msg"].removeprefix("Value error, ")
         )

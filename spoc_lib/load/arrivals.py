@@ -143,7 +143,7 @@ geventhttpclient.client.HTTPSocketPoolResponse = Answer  # type: ignore[misc]  #
 
 class Reserving(ConnectionPool):
     """Connections made ahead: a user may open its own shortly before it sends, so that making it is no part of its time
-    to first token."""
+    to first token. One that was idle for longer than `IDLE_LIMIT_S` is not used again."""
 
     def reserve(self) -> None:
         """Take a connection for the current greenlet's next request. A failure is left to that request to meet."""
@@ -160,6 +160,22 @@ class Reserving(ConnectionPool):
         self.release_socket(sock)
         return super().get_socket()
 
+    def return_socket(self, sock: Any) -> None:
+        """Give a connection back, noting since when it is idle."""
+        sock.idle_since_s = time.monotonic()
+        super().return_socket(sock)
+
+    def _is_socket_alive(self, sock: Any) -> bool:
+        """Open, not idle for longer than `IDLE_LIMIT_S`, and nothing to read."""
+        idle_since_s = getattr(sock, "idle_since_s", 0.0)
+        if sock.fileno() < 0 or (idle_since_s and time.monotonic() - idle_since_s > IDLE_LIMIT_S):
+            return False
+        return self._nothing_to_read(sock)
+
+    def _nothing_to_read(self, sock: Any) -> bool:
+        """Neither an end nor leftovers of an earlier answer."""
+        raise NotImplementedError
+
     def _reserved(self) -> dict[object, gevent.socket.socket]:
         return self.__dict__.setdefault("_reservations", {})
 
@@ -167,11 +183,9 @@ class Reserving(ConnectionPool):
 class TlsPool(Reserving, SSLConnectionPool):
     """TLS connections; their stamps are the client's own."""
 
-    def _is_socket_alive(self, sock: Any) -> bool:
-        """Nothing to read but what TLS itself sends: after a handshake session tickets come, and a connection made
+    def _nothing_to_read(self, sock: Any) -> bool:
+        """As above, but for what TLS itself sends: after a handshake session tickets come, and a connection made
         ahead would be thrown away for them."""
-        if sock.fileno() < 0:
-            return False
         kept_s = sock.gettimeout()
         sock.settimeout(0.0)
         try:
@@ -186,7 +200,7 @@ class TlsPool(Reserving, SSLConnectionPool):
 
 
 class ArrivalPool(Reserving):
-    """Connections of `ArrivalSocket`s; one idle for longer than `IDLE_LIMIT_S` is not used again."""
+    """Connections of `ArrivalSocket`s."""
 
     def _create_tcp_socket(self, family: int, socktype: int, protocol: int) -> ArrivalSocket:
         sock = ArrivalSocket(family, socktype, protocol)
@@ -196,16 +210,9 @@ class ArrivalPool(Reserving):
                 sock.setsockopt(plain_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         return sock
 
-    def return_socket(self, sock: Any) -> None:
-        """Give a connection back, noting since when it is idle."""
-        sock.idle_since_s = time.monotonic()
-        super().return_socket(sock)
-
-    def _is_socket_alive(self, sock: Any) -> bool:
-        """Fresh, and nothing to read (neither an end nor leftovers); without giving other users the turn, which
-        would come between the stamp of a request and its sending."""
-        if sock.fileno() < 0 or (sock.idle_since_s and time.monotonic() - sock.idle_since_s > IDLE_LIMIT_S):
-            return False
+    def _nothing_to_read(self, sock: Any) -> bool:
+        """As above, without giving other users the turn, which would come between the stamp of a request and its
+        sending."""
         try:
             sock._sock.recv(1, plain_socket.MSG_PEEK | plain_socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -6,17 +6,15 @@ Runs in the parent, on the standard library's blocking client, once a rung.
 from __future__ import annotations
 
 import http.client
-import os
-import re
-import ssl
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
 import orjson
 
+from spoc_lib.config.access import root_url
 from spoc_lib.core.errors import InputError
-from spoc_lib.load.plan import LoadPlan, root_url
+from spoc_lib.load.plan import LoadPlan
 
 #: A firewall that swallows packets must not hold a rung for minutes.
 TIMEOUT_S = 10.0
@@ -24,7 +22,6 @@ TIMEOUT_S = 10.0
 
 #: A page that never ends must not either.
 MAX_BYTES = 1 << 20
-KEY = re.compile(r"[\x21-\x7e]+")
 
 
 class _NoAnswer(Exception):
@@ -38,20 +35,6 @@ class Endpoint:
     models: tuple[str, ...]
     max_model_len: int | None
     notes: tuple[str, ...]
-
-
-def api_key(plan: LoadPlan) -> str | None:
-    """The key from the environment; InputError when the plan names a variable that is not set."""
-    if plan.api_key_env is None:
-        return None
-    key = os.environ.get(plan.api_key_env)
-    if not key:
-        raise InputError("no-api-key", f"the environment variable {plan.api_key_env} holds no API key: set it, or"
-                         " leave 'api_key_env' out for an endpoint without one")
-    if not KEY.fullmatch(key):  # the libraries' own sentences would repeat it
-        raise InputError("bad-api-key", f"the environment variable {plan.api_key_env} holds characters that no header"
-                         " can carry (a line's end, perhaps): set it to the key alone")
-    return key
 
 
 def probe(plan: LoadPlan) -> Endpoint:
@@ -80,17 +63,15 @@ def probe(plan: LoadPlan) -> Endpoint:
     return Endpoint(tuple(cards), int(length) if length else None, ())
 
 
-def first_model(base_url: str, api_key_env: str | None = None, verify_tls: bool = True) -> str:
-    """The name of the only or first model served; for a command line without `--model`."""
-    plan = LoadPlan(base_url=base_url, model="?", users=1, duration_s=1, api_key_env=api_key_env,
-                    verify_tls=verify_tls)
+def first_model(plan: LoadPlan) -> str:
+    """The name of the only or first model that the plan's server has; for a command line without `--model`."""
     try:
         status, body = _get(plan, f"{plan.api_url}/models")
         if status == 200:
             return str(orjson.loads(body)["data"][0]["id"])
     except (_NoAnswer, orjson.JSONDecodeError, KeyError, TypeError, IndexError):
         pass  # the sentence below says what to do
-    raise InputError("no-model", f"{base_url} does not list its models: name one with --model")
+    raise InputError("no-model", f"{plan.base_url} does not list its models: name one with --model")
 
 
 def reset_prefix_cache(plan: LoadPlan) -> None:
@@ -107,14 +88,10 @@ def reset_prefix_cache(plan: LoadPlan) -> None:
 
 def _get(plan: LoadPlan, url: str, method: str = "GET") -> tuple[int, bytes]:
     request = urllib.request.Request(url, headers=dict(plan.headers), method=method)
-    key = api_key(plan)
-    if key:
-        request.add_unredirected_header("Authorization", f"Bearer {key}")
-    context = ssl.create_default_context() if url.startswith("https:") else None
-    if context and not plan.verify_tls:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}),
-                                         *([urllib.request.HTTPSHandler(context=context)] if context else []))
+    for name, value in plan.credential().items():
+        request.add_unredirected_header(name, value)
+    tls = [urllib.request.HTTPSHandler(context=plan.tls())] if url.startswith("https:") else []
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *tls)
     try:
         with opener.open(request, timeout=TIMEOUT_S) as answer:
             return answer.status, answer.read(MAX_BYTES)

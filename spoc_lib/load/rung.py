@@ -16,7 +16,6 @@ from locust.exception import StopUser
 
 from spoc_lib.core.stats import percentile
 from spoc_lib.load.books import Books
-from spoc_lib.load.endpoint import api_key
 from spoc_lib.load.exchange import Exchange
 from spoc_lib.load.layers import boundaries
 from spoc_lib.load.plan import LoadPlan
@@ -48,11 +47,9 @@ class Rung:
         self.crashed: str | None = None
         self._serial = process
         self.url = plan.api_url + ("/chat/completions" if plan.api == "chat" else "/completions")
-        self.headers = {**plan.headers, "Content-Type": "application/json", "Accept": "text/event-stream",
+        self.headers = {**plan.request_headers(), "Content-Type": "application/json", "Accept": "text/event-stream",
                         "Accept-Encoding": "identity"}
-        key = api_key(plan)
-        if key:
-            self.headers["Authorization"] = f"Bearer {key}"
+        self._key = plan.key()
 
     def next_player(self) -> Player:
         """The player of the user that begins next."""
@@ -118,8 +115,7 @@ class Rung:
 
     def redacted(self, text: str) -> str:
         """`text` without the API key, should a server or library ever echo it."""
-        key = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        return text.replace(key, "***") if key else text
+        return text.replace(self._key, "***") if self._key else text
 
     def crash(self, error: Exception) -> None:
         """A fault of this client, not of the server: the rung ends and says so."""

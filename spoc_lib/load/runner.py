@@ -20,7 +20,7 @@ from spoc_lib.core.limits import need_file_handles
 from spoc_lib.core.tables import read_table, write_table
 from spoc_lib.engine.http.marks import mark
 from spoc_lib.load.books import REPLIES, TABLES
-from spoc_lib.load.endpoint import api_key, probe, reset_prefix_cache
+from spoc_lib.load.endpoint import probe, reset_prefix_cache
 from spoc_lib.load.figures import started_in
 from spoc_lib.load.gate import stored
 from spoc_lib.load.plan import LoadPlan
@@ -66,7 +66,7 @@ def run(plan: LoadPlan, folder: str | Path, progress: Progress | None = None) ->
     need_file_handles(plan.users // plan.processes + SPARE_HANDLES)
     if plan.ui_port is not None:
         need_ports(plan.ui_port, 1 if plan.master else plan.processes)
-    api_key(plan)
+    plan.key()
     endpoint = probe(plan)
     if plan.context_limit is None and plan.fixed is None and endpoint.max_model_len:
         plan = plan.model_copy(update={"context_limit": endpoint.max_model_len})

@@ -63,7 +63,6 @@ def material(plan: LoadPlan) -> Material:
     """
     if plan.fixed is not None:
         return Material(FixedScript(plan.fixed, plan.seed, plan.salt), FixedHistory)
-    from spoc_lib.load.endpoint import api_key
     from spoc_lib.workload.build import build_script
     from spoc_lib.workload.corpus import Corpus
     from spoc_lib.workload.messages import Conversation
@@ -77,8 +76,7 @@ def material(plan: LoadPlan) -> Material:
         if isinstance(personas, RecordedSet):
             raise InputError("recorded-sizes", "recorded sessions keep the sizes that they were recorded with: play "
                              "them with tokenizer 'offline'")
-        target = measure_target(plan.base_url, plan.model, plan.corpus, api_key=api_key(plan), headers=plan.headers,
-                                verify_tls=plan.verify_tls)
+        target = measure_target(plan.base_url, plan.model, plan.corpus, access=plan)
         corpus, overhead, limit = target.corpus, target.overhead, limit or target.context_limit
     else:
         corpus = Corpus.from_directory(plan.corpus)

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spoc_lib.config import Cluster
+from spoc_lib.config.access import Access
 from spoc_lib.core.errors import InputError
 from spoc_lib.nsight.nsysrep import find_nsys
 from spoc_lib.nsight.plan import ENVIRONMENT, nsys_command
@@ -79,9 +80,9 @@ def _container_command(cluster: Cluster, output: Path, nsys: Path, name: str) ->
 
 
 @contextmanager
-def profiling(base_url: str, api_key: str | None = None) -> Iterator[None]:
+def profiling(base_url: str, access: Access | None = None) -> Iterator[None]:
     """The profiler's window around the block, closed however the block ends. InputError when the engine has none."""
-    endpoint = Endpoint(base_url, api_key)
+    endpoint = Endpoint(base_url, access)
     _toggle(endpoint, base_url, "/start_profile")
     try:
         yield

@@ -53,7 +53,7 @@ def captured(stage: Stage, users: int, origin: str) -> tuple[Path, str]:
     with under_nsys(cluster, output) as traced, launch(traced, flags, folder / "server") as server:
         recorded = bool(cluster.telemetry.dcgm_url or server.dcgm_url)
         with paused(recorded) as pause:
-            window = Window(lambda: profiling(server.base_url), users, stage.profile.warmup_s, seconds)
+            window = Window(lambda: profiling(server.base_url, server.access), users, stage.profile.warmup_s, seconds)
             rung = _load(stage, server, users, folder, window)
         path = collect(output, stage.folder / "limit.sqlite", gpus)
     write_table(folder / "metrics.parquet", pause.without_gap(rung.metrics), METRICS)

@@ -12,8 +12,9 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from spoc_lib.config.access import without_secret_flag
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.yamlfile import SHORT, Strict
@@ -34,6 +35,11 @@ def _words(value: Any) -> Any:
 def _text(value: Any) -> Any:
     if not _words(value).isprintable():
         raise ValueError("must be one line of plain text, without control characters")
+    return value
+
+
+def _without_secret(value: str) -> str:
+    without_secret_flag(value.replace(",", " ").split())
     return value
 
 
@@ -67,6 +73,7 @@ def _number(value: Any) -> Any:
 
 Text = Annotated[str, BeforeValidator(_text)]
 Words = Annotated[str, BeforeValidator(_words)]
+FlagWords = Annotated[str, BeforeValidator(_words), AfterValidator(_without_secret)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_COUNT)]
 Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_SEED)]
@@ -111,14 +118,14 @@ class P02(Workload):
 class P03(Workload):
     """Of the sweep; flags: name=value …"""
 
-    flags: Words = ""
+    flags: FlagWords = ""
     confirm_http: Flag = True
 
 
 class P04(Workload):
     """Of the trace analysis; trace: a file to read, capture: make one."""
 
-    flags: Words = ""
+    flags: FlagWords = ""
     users: Count = 0
     trace: Text = ""
     capture: Flag = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -40,6 +39,11 @@ def _engine(cluster: Cluster) -> Iterator[Finding]:
     from spoc_lib.servers.readiness import Endpoint
 
     engine, subject = cluster.engine, f"engine ({cluster.engine.kind})"
+    try:
+        engine.key()
+    except SpocError as error:
+        yield Finding("API key", False, "stops", error.message)
+        engine = engine.model_copy(update={"api_key_env": None})  # is somebody there, at least
     if engine.kind == "embedded":
         from spoc_lib.engine.embedded import EmbeddedEngine
 
@@ -75,15 +79,13 @@ def _engine(cluster: Cluster) -> Iterator[Finding]:
         )
     else:
         try:
-            endpoint = Endpoint(str(engine.base_url), os.environ.get(engine.api_key_env or ""))
+            endpoint = Endpoint(str(engine.base_url), engine)
             endpoint.healthy()
             known = endpoint.identify(engine.served_model)
         except SpocError as error:
             yield Finding(subject, False, "stops", error.message)
             return
         yield _ok(subject, f"serves {known.model}, version {known.version}; its flags are fixed, so 02 is skipped")
-    if engine.api_key_env and not os.environ.get(engine.api_key_env):
-        yield Finding("API key", False, "stops", f"the environment variable {engine.api_key_env} is not set")
 
 
 def _flags(cluster: Cluster) -> Iterator[Finding]:

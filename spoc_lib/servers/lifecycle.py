@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spoc_lib.config import Cluster
+from spoc_lib.config.access import Access, root_url
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
 from spoc_lib.servers import failures
@@ -32,7 +33,7 @@ WARM_UP_REQUESTS, WARM_UP_TOKENS = 4, 8
 
 @dataclass(frozen=True)
 class Server:
-    """A ready engine under test. base_url without path; metrics_url and dcgm_url are whole page addresses.
+    """A ready engine under test. metrics_url and dcgm_url are whole page addresses.
 
     flags: all in force by name, as far as they were set; startup_s: from start to the first completion.
     """
@@ -49,6 +50,11 @@ class Server:
     startup_s: float
     passport: dict[str, Any] | None
     process: GuardedProcess | None = None
+    access: Access = Access()
+
+    def endpoint(self) -> Endpoint:
+        """Requests to this server, with all that its cluster says of them."""
+        return Endpoint(self.base_url, self.access)
 
     @property
     def alive(self) -> bool:
@@ -63,7 +69,7 @@ class Server:
     def drain(self, within_s: float = 30.0) -> bool:
         """Wait until no request runs or waits; False when some still do. Between rungs."""
         deadline = time.monotonic() + within_s
-        while requests_inside(self.base_url) > 0:
+        while self.requests_inside() > 0:
             if time.monotonic() > deadline:
                 return False
             time.sleep(DRAIN_POLL_S)
@@ -71,15 +77,14 @@ class Server:
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; False where the engine has no such route or requests run."""
-        status, body = Endpoint(self.base_url).ask("POST", "/reset_prefix_cache")
+        status, body = self.endpoint().ask("POST", "/reset_prefix_cache")
         return status == 200 and b"false" not in body
 
-
-def requests_inside(base_url: str) -> int:
-    """Requests running or waiting, from /metrics; NotReadyError when the page cannot be read."""
-    _, page = Endpoint(base_url).ask("GET", "/metrics")
-    return sum(int(float(line.rpartition(b" ")[2])) for line in page.splitlines()
-               if line.startswith((b"vllm:num_requests_running", b"vllm:num_requests_waiting{")))
+    def requests_inside(self) -> int:
+        """Requests running or waiting, from /metrics; NotReadyError when the page cannot be read."""
+        _, page = self.endpoint().ask("GET", "/metrics")
+        return sum(int(float(line.rpartition(b" ")[2])) for line in page.splitlines()
+                   if line.startswith((b"vllm:num_requests_running", b"vllm:num_requests_waiting{")))
 
 
 @contextmanager
@@ -147,7 +152,7 @@ def _attempt(cluster: Cluster, flags: Mapping[str, Any], folder: Path, port: int
         raise
     server = Server(base_url, f"{base_url}/metrics", cluster.telemetry.dcgm_url or dcgm_url, identity.model,
                     identity.max_model_len, identity.version, identity.simulated, merged_flags(cluster, flags), log,
-                    time.monotonic() - started, identity.passport, process)
+                    time.monotonic() - started, identity.passport, process, cluster.engine)
     if not embedded:
         warm_up(server)
     _leave_evidence(folder, cluster, command, server, started_wall)
@@ -169,7 +174,7 @@ def _wait(cluster: Cluster, process: GuardedProcess, folder: Path, log: Path, po
                 ready = read_json(folder / "ready.json")
                 base_url, dcgm_url = ready["base_url"], f"{ready['dcgm_url']}/metrics"
             if base_url is not None:
-                endpoint = Endpoint(base_url)
+                endpoint = Endpoint(base_url, cluster.engine)
                 endpoint.healthy()
                 identity = endpoint.identify()
                 endpoint.complete(identity.model, timeout_s=max(1.0, started + timeout_s - time.monotonic()))
@@ -200,7 +205,7 @@ def _died(server: Server) -> LaunchFailure:
 def warm_up(server: Server, requests: int = WARM_UP_REQUESTS) -> None:
     """A few requests at once, of growing length, so that lazy compilation is not measured. Failures show later,
     in the run itself."""
-    endpoint = Endpoint(server.base_url)
+    endpoint = server.endpoint()
 
     def one(number: int) -> None:
         endpoint.complete(server.model, prompt=f"# warm-up {number}\n" * 4 ** number, tokens=WARM_UP_TOKENS,
@@ -218,20 +223,19 @@ def _remote(cluster: Cluster, flags: Mapping[str, Any], folder: Path) -> Server:
     if wanted:
         raise InputError("remote-flags", f"the engine of cluster '{cluster.name}' is remote and its flags are fixed: "
                          f"{', '.join(sorted(wanted))} cannot be set; describe how to launch it to search its flags")
-    key = os.environ.get(cluster.engine.api_key_env) if cluster.engine.api_key_env else None
-    base_url = required(cluster.engine.base_url, "base_url").rstrip("/").removesuffix("/v1")
+    base_url = required(cluster.engine.base_url, "base_url")
     started = time.monotonic()
     try:
-        endpoint = Endpoint(base_url, key)
+        endpoint = Endpoint(base_url, cluster.engine)
         endpoint.healthy()
         identity = endpoint.identify(cluster.engine.served_model)
         endpoint.complete(identity.model)
     except NotReadyError as error:
         raise InputError("endpoint-unreachable", f"the remote engine of cluster '{cluster.name}' is not ready: "
                          f"{error.message}") from error
-    server = Server(base_url, f"{base_url}/metrics", cluster.telemetry.dcgm_url, identity.model,
+    server = Server(base_url, f"{root_url(base_url)}/metrics", cluster.telemetry.dcgm_url, identity.model,
                     identity.max_model_len, identity.version, identity.simulated, merged_flags(cluster, {}), None,
-                    time.monotonic() - started, identity.passport)
+                    time.monotonic() - started, identity.passport, access=cluster.engine)
     _leave_evidence(folder, cluster, None, server, time.time())
     return server
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from spoc_lib.config.access import Access, api_url, root_url
 from spoc_lib.core.errors import SpocError
 
 PROBE_TIMEOUT_S = 5.0
+#: How a server says that it does not have a page: not found, not allowed, not built.
+NO_SUCH_PAGE = (404, 405, 501)
 
 
 class NotReadyError(SpocError):
@@ -33,69 +36,91 @@ class Identity:
 
 
 class Endpoint:
-    """Requests to one server. api_key: sent as a bearer token, never shown."""
+    """Requests to one server, reached as `access` says; its key is never shown. InputError when that names none."""
 
-    def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SpocError("bad-url", f"'{base_url}' is not an http(s) address such as http://127.0.0.1:8000")
-        self._parts, self._host = parts, parts.hostname
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    def __init__(self, base_url: str, access: Access | None = None) -> None:
+        self._base_url, self._access = base_url, access or Access()
+        self._host = urlsplit(base_url).netloc
+        self._root, self._api = urlsplit(root_url(base_url)).path, urlsplit(api_url(base_url)).path
+        self._headers = self._access.request_headers()
 
     def ask(self, method: str, path: str, body: dict | None = None, timeout_s: float = PROBE_TIMEOUT_S
             ) -> tuple[int, bytes]:
-        """(status, body); NotReadyError when nothing answers in time."""
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._host, self._parts.port, timeout=timeout_s)
+        """(status, body) of a page beside the API; NotReadyError when nothing answers in time."""
+        return self._ask(method, self._root + path, body, timeout_s)
+
+    def _ask(self, method: str, path: str, body: dict | None, timeout_s: float) -> tuple[int, bytes]:
+        connection = self._access.connection(self._base_url, timeout_s)
         try:
             payload = None if body is None else json.dumps(body)
             headers = self._headers | ({"Content-Type": "application/json"} if payload else {})
-            connection.request(method, self._prefix + path, payload, headers)
+            connection.request(method, path, payload, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
-            raise NotReadyError("no-answer", f"no answer from {self._parts.netloc}{path}: {error}") from error
+            raise NotReadyError("no-answer", f"no answer from {self._host}{path}: {error}") from error
         finally:
             connection.close()
 
     def healthy(self) -> None:
-        """NotReadyError unless /health answers 200."""
+        """NotReadyError unless /health answers 200, or there is no such page: not every server has one."""
         status, _ = self.ask("GET", "/health")
-        if status != 200:
-            raise NotReadyError("unhealthy", f"{self._parts.netloc}/health answers {status}")
+        if status not in (200, *NO_SUCH_PAGE):
+            raise NotReadyError("unhealthy", f"{self._host}{self._root}/health answers {status}{_why(status)}")
 
     def identify(self, model: str | None = None) -> Identity:
-        """Who serves here; `model` must be among its models where given."""
-        cards = self._json("/v1/models").get("data") or []
-        names = [card.get("id") for card in cards]
-        if not names:
-            raise NotReadyError("no-model", f"{self._parts.netloc}/v1/models lists no model")
+        """Who serves here; `model` must be among its models where given and where the server lists them."""
+        status, body = self._ask("GET", f"{self._api}/models", None, PROBE_TIMEOUT_S)
+        unlisted = status in NO_SUCH_PAGE and model is not None
+        cards: list[dict[str, Any]] = [{"id": model}] if unlisted else self._models(status, body)
+        names = [card["id"] for card in cards]
         if model is not None and model not in names:
-            raise NotReadyError("wrong-model", f"{self._parts.netloc} serves {', '.join(names)}, not {model}")
+            raise NotReadyError("wrong-model", f"{self._host} serves {', '.join(names)}, not {model}")
         card = cards[names.index(model)] if model else cards[0]
-        status, body = self.ask("GET", "/version")
-        version = json.loads(body).get("version", "unknown") if status == 200 else "unknown"
-        status, body = self.ask("GET", "/spoc/passport")
-        return Identity(card["id"], card.get("max_model_len"), version, json.loads(body) if status == 200 else None)
+        length = card.get("max_model_len")
+        passport = self._page("/spoc/passport")
+        return Identity(card["id"], length if isinstance(length, int) else None,
+                        str(self._page("/version").get("version", "unknown")), passport or None)
 
-    def complete(self, model: str, *, prompt: str = "def f(x):", tokens: int = 2, timeout_s: float = 60) -> None:
-        """One real completion; NotReadyError when it fails. Servers without /v1/completions are asked by chat."""
-        status, body = self.ask("POST", "/v1/completions", {"model": model, "prompt": prompt, "max_tokens": tokens},
-                                timeout_s)
-        if status == 404:
-            messages = [{"role": "user", "content": prompt}]
-            status, body = self.ask("POST", "/v1/chat/completions",
-                                    {"model": model, "messages": messages, "max_tokens": tokens}, timeout_s)
+    def _models(self, status: int, body: bytes) -> list[dict[str, Any]]:
+        where = f"{self._host}{self._api}/models"
         if status != 200:
-            raise NotReadyError("no-completion", f"{self._parts.netloc} answers a completion with {status}: "
-                                f"{body[:200].decode('utf-8', 'replace')}")
+            raise NotReadyError("bad-answer", f"{where} answers {status}{_why(status)}")
+        try:
+            cards = [{**card, "id": str(card["id"])} for card in json.loads(body)["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise NotReadyError("bad-answer", f"{where} is no OpenAI model list: name the model in "
+                                "engine.served_model and correct base_url") from error
+        if not cards:
+            raise NotReadyError("no-model", f"{where} lists no model")
+        return cards
 
-    def _json(self, path: str) -> dict:
+    def _page(self, path: str) -> dict[str, Any]:
+        """A page of facts that only some servers have; {} where it is not there."""
         status, body = self.ask("GET", path)
         try:
-            if status == 200:
-                return json.loads(body)
-        except ValueError as error:
-            raise NotReadyError("bad-answer", f"{self._parts.netloc}{path} does not answer with JSON") from error
-        raise NotReadyError("bad-answer", f"{self._parts.netloc}{path} answers {status}")
+            facts = json.loads(body) if status == 200 else {}
+        except ValueError:  # a gateway may answer any address with a page of its own
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def complete(self, model: str, *, prompt: str = "def f(x):", tokens: int = 2, timeout_s: float = 60) -> None:
+        """One real answer of the kind that a rung asks for; NotReadyError when it fails."""
+        chat = self._access.api == "chat"
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        route = f"{self._api}/{'chat/completions' if chat else 'completions'}"
+        status, body = self._ask("POST", route, self._access.body({"model": model, **asked}, tokens), timeout_s)
+        if status != 200:
+            other = f" (engine.api: {'completions' if chat else 'chat'} asks the other route)"
+            why = other if status in NO_SUCH_PAGE else _why(status)
+            said = self._redacted(body[:200].decode("utf-8", "replace"))
+            raise NotReadyError("no-completion", f"{self._host}{route} answers {status}{why}: {said}")
+
+    def _redacted(self, text: str) -> str:
+        key = self._access.key()
+        return text.replace(key, "***") if key else text
+
+
+def _why(status: int) -> str:
+    """What a refusal asks for."""
+    return " (name the variable that holds the API key in api_key_env)" if status in (401, 403) else ""

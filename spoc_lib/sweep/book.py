@@ -156,7 +156,8 @@ def asked_of(cluster: Cluster, users: FreshUsers, seed: int) -> dict[str, Any]:
     and calibration, too), the workload, the seed."""
     server = cluster.model_dump(mode="json", include={
         "name": True, "model": True, "flags": True, "corpus": True, "hardware": {"gpu", "count"},
-        "engine": {"kind", "base_url", "command", "image", "served_model"}})
+        "engine": {"kind", "base_url", "command", "image", "served_model", "api", "headers", "extra_body",
+                   "request_timeout_s", "idle_timeout_s"}})
     made_of: list[Any] = [cluster.engine.environment]  # as a hash, for a variable may hold a secret
     if cluster.simulated:
         twin = EmbeddedEngine.from_cluster(cluster)

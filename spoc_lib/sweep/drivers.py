@@ -4,7 +4,6 @@ HTTP."""
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -107,7 +106,7 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
         duration_s=timing.duration_s, warmup_s=timing.warmup_s, seed=script.seed, salt=script.salt,
         gap_cap_s=getattr(script, "gap_cap_s", 60.0), start=getattr(script, "start", "stationary"),
         context_limit=getattr(script, "context_limit", None), scale=getattr(script, "scale", 1.0),
-        api_key_env=cluster.engine.api_key_env, processes=processes)
+        processes=processes, **cluster.engine.common())
 
     def told(state: dict[str, Any]) -> None:
         watch(state)
@@ -116,7 +115,7 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
 
     dcgm_url = cluster.telemetry.dcgm_url or server.dcgm_url
     anchor, before = Anchor.now(), _host_seconds()
-    with Recorder(server.metrics_url, dcgm_url, folder / "server_metrics.parquet") as recorder, \
+    with Recorder(server.metrics_url, dcgm_url, folder / "server_metrics.parquet", access=cluster.engine) as recorder, \
             mark(f"rung users={users} driver=locust"):
         run = load.run(plan, folder, told)
     busy = _busy_ratio(before, _host_seconds())
@@ -168,8 +167,7 @@ def whose_tokens(cluster: Cluster, server: Any, script: ConversationScript) -> t
         return "offline", []
     from spoc_lib.workload.target import tokenizer_refusal
 
-    key = os.environ.get(cluster.engine.api_key_env) if cluster.engine.api_key_env else None
-    refusal = tokenizer_refusal(server.base_url, server.model, key)
+    refusal = tokenizer_refusal(server.base_url, server.model, cluster.engine)
     if refusal is None:
         return "target", []
     return "offline", [f"prompt sizes over HTTP are counted with the offline tokenizer and may differ from the "

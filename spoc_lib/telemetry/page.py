@@ -7,7 +7,7 @@ import time
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from spoc_lib.core.errors import InputError
+from spoc_lib.config.access import Access
 
 #: A page larger than this is no metrics page.
 LARGEST_BYTES = 64 * 2**20
@@ -28,15 +28,12 @@ class Page(NamedTuple):
 
 
 class PageReader:
-    """Reads one URL again and again. Not for use from several threads."""
+    """Reads one URL again and again, reached as `access` says. Not for use from several threads."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError("bad-url", f"'{url}' is no metrics address: it must look like http://host:port/metrics")
-        self.url, self.timeout_s = url, timeout_s
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+    def __init__(self, url: str, timeout_s: float, access: Access | None = None) -> None:
+        self.url, self.timeout_s, access = url, timeout_s, access or Access()
+        self._connection, parts = access.connection(url, timeout_s), urlsplit(url)
+        self._headers = {**access.request_headers(), "Accept": "text/plain; version=0.0.4"}
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
     def read(self) -> Page:
@@ -56,13 +53,13 @@ class PageReader:
         if not fresh:
             self._connection.sock.settimeout(self.timeout_s)
         try:
-            self._connection.request("GET", self._path, headers={"Accept": "text/plain; version=0.0.4"})
+            self._connection.request("GET", self._path, headers=self._headers)
             response = self._connection.getresponse()
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
             if fresh:
                 raise
             self._connection.close()  # an idle connection that the server has closed: once more on a new one
-            self._connection.request("GET", self._path, headers={"Accept": "text/plain; version=0.0.4"})
+            self._connection.request("GET", self._path, headers=self._headers)
             response = self._connection.getresponse()
         answered = time.monotonic()
         body = bytearray()

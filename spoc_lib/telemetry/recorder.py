@@ -12,6 +12,7 @@ from types import TracebackType
 import numpy as np
 import pandas as pd
 
+from spoc_lib.config.access import Access
 from spoc_lib.core.schemas import METRICS
 from spoc_lib.core.tables import TableAppender, read_table
 from spoc_lib.telemetry import dcgm
@@ -62,8 +63,9 @@ class Recorder:
     path: the Parquet file (METRICS; times monotonic seconds of this host); interval_s between scrapes of a
     page;
     timeout_s: a scrape that takes longer is given up, and said. Each page has its own thread, so one that
-    hangs holds up nobody else. A page is read at entry, then on a fixed grid, and at exit, so a window
-    inside the block always has samples on both sides.
+    hangs holds up nobody else. access: key, headers and certificate of the server of the first page.
+    A page is read at entry, then on a fixed grid, and at exit, so a window inside the block always has samples on
+    both sides.
 
     After the block: `metrics` (the table), `problems` (sentences: failed scrapes with their times, counters
     that are missing or unsupported and what that costs, restarts of the server), `alignment_error_s`,
@@ -72,11 +74,11 @@ class Recorder:
     """
 
     def __init__(self, vllm_url: str | None, dcgm_url: str | None, path: str | Path, interval_s: float = 1.0,
-                 timeout_s: float | None = None) -> None:
+                 timeout_s: float | None = None, access: Access | None = None) -> None:
         timeout_s = max(2.0, interval_s) if timeout_s is None else timeout_s
         self.path, self.interval_s = Path(path), interval_s
-        self._targets = [_Target(what, PageReader(url, timeout_s))
-                         for what, url in (("vLLM", vllm_url), ("DCGM", dcgm_url)) if url]
+        self._targets = [_Target(what, PageReader(url, timeout_s, reached))
+                         for what, url, reached in (("vLLM", vllm_url, access), ("DCGM", dcgm_url, None)) if url]
         self._without_dcgm = dcgm_url is None
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._threads: list[threading.Thread] = []

@@ -3,10 +3,10 @@ its chat template, and its context limit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from spoc_lib.config.access import Access
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.template import Overhead, measured_overhead
@@ -28,23 +28,23 @@ class Target:
     context_limit: int | None
 
 
-def measure_target(base_url: str, model: str, monorepo: str | Path | None = None, *, api_key: str | None = None,
-                   headers: Mapping[str, str] | None = None, verify_tls: bool = True) -> Target:
+def measure_target(base_url: str, model: str, monorepo: str | Path | None = None, *,
+                   access: Access | None = None) -> Target:
     """Ask the server at `base_url` (vLLM's `/tokenize`); InputError when it does not answer or has no tokenizer.
 
     A server that encodes as the offline tokenizer does is asked no further: its texts are cut here. Each question
     would go through the server under load, and a user would wait for the answers instead of thinking.
     """
-    remote = RemoteTokenizer(base_url, model, api_key=api_key, headers=headers, verify_tls=verify_tls)
+    remote = RemoteTokenizer(base_url, model, access)
     overhead = measured_overhead(remote.count_messages, remote.count)
     offline = offline_tokenizer()
     tokenizer: Tokenizer = offline if remote.encode(SAMPLE) == offline.encode(SAMPLE) else remote
     return Target(Corpus.from_directory(monorepo, tokenizer), overhead, remote.max_model_len)
 
 
-def tokenizer_refusal(base_url: str, model: str, api_key: str | None = None) -> str | None:
+def tokenizer_refusal(base_url: str, model: str, access: Access | None = None) -> str | None:
     """Why the server cannot be asked for its tokens, in a sentence; None when it can."""
-    tokenizer = RemoteTokenizer(base_url, model, api_key=api_key)
+    tokenizer = RemoteTokenizer(base_url, model, access)
     try:
         ids = tokenizer.encode("import os\n")
         tokenizer.decode(ids)

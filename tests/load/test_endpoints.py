@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
-import subprocess
-
 import orjson
 import pytest
 
@@ -66,11 +63,12 @@ def test_the_first_model(server, models, name):
         raise AssertionError("only the list is asked")
 
     with server(handler, models=models) as url:
+        plan = LoadPlan(base_url=url, model="?", users=1, duration_s=1)
         if name:
-            assert first_model(url) == name
+            assert first_model(plan) == name
         else:
             with pytest.raises(InputError, match="name one with --model"):
-                first_model(url)
+                first_model(plan)
 
 
 def test_the_context_limit_comes_from_the_server(server):
@@ -89,21 +87,6 @@ def test_a_server_that_drops_the_question_is_still_a_server():
         threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
         plan = LoadPlan(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", model="m", users=1, duration_s=1)
         assert "gives no answer" in probe(plan).notes[0]
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-               "-addext", "subjectAltName=IP:127.0.0.1",
-               "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed: no certificate for the TLS test")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return context, folder / "cert.pem"
 
 
 def test_tls(tmp_path, server, certificate, monkeypatch):

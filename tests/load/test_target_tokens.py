@@ -123,13 +123,14 @@ def test_recorded_text_is_what_is_sent(tmp_path, server, corpus):
 def test_rungs_over_http_take_the_targets_tokens_where_they_can(server):
     from types import SimpleNamespace as Holder
 
+    from spoc_lib.config.cluster import Engine
     from spoc_lib.sweep.drivers import whose_tokens
     from spoc_lib.workload import build_script
 
     async def without(request):
         await request.json("404 Not Found", {})
 
-    cluster, script = Holder(engine=Holder(kind="process", api_key_env=None)), build_script("tiny", 1)
+    cluster, script = Holder(engine=Engine(kind="process", command=["x"])), build_script("tiny", 1)
     with server(tokenizing([])) as url:
         assert whose_tokens(cluster, Holder(base_url=url, model="m"), script) == ("target", [])
     with server(without) as url:

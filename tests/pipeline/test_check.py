@@ -70,4 +70,4 @@ def test_a_server_that_answers_is_identified(checked, tmp_path):
         status, found = checked(engine={"kind": "remote", "base_url": server.base_url,
                                         "api_key_env": "SPOC_NO_SUCH_KEY"})
     assert "gpt-oss-120b" in found["engine (remote)"]["sentence"]
-    assert status == 1 and "SPOC_NO_SUCH_KEY is not set" in found["API key"]["sentence"]
+    assert status == 1 and "SPOC_NO_SUCH_KEY holds no API key" in found["API key"]["sentence"]

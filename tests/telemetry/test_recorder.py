@@ -140,5 +140,5 @@ def test_a_server_that_restarts_is_said_and_its_tokens_added(pages, tmp_path):
 
 
 def test_an_address_that_is_none_is_refused(tmp_path):
-    with pytest.raises(InputError, match="http://host:port/metrics"):
+    with pytest.raises(InputError, match="not an http\\(s\\) address"):
         Recorder("localhost", None, tmp_path / "m.parquet")

@@ -1,0 +1,203 @@
+"""How an OpenAI-compatible server is reached: its addresses, the key, what every request carries besides, the
+certificate, and how long it may take. A load plan and a cluster's engine say it in the same words."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import ssl
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.yamlfile import SECRET, Positive, Strict
+
+#: A header with one of these in its name is a credential, and what a user writes here is kept on disk.
+SECRET_WORDS = ("authorization", "api-key", "apikey", "token", "secret", "cookie", "password", "credential")
+SECRET_NAMES = re.compile(r"(.*[-_ ])?(auth|key)")
+SECRET_FIELDS = ("api_key", "apikey", "api-key", "access_token", "authorization", "password", "secret")
+SECRET_FLAG = re.compile(r"(-*(?:api[-_]key|hf[-_]token))(=.*)?", re.DOTALL)
+#: What a header may be made of (RFC 9110, section 5).
+HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"), re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "accept", "accept-encoding")
+#: One streamed answer is asked each time, and the script says for what and how long.
+OWN_FIELDS = ("messages", "prompt", "stream", "n", "max_completion_tokens")
+KEY = re.compile(r"[\x21-\x7e]+")
+BEARER = "Authorization"
+VERSION = re.compile(r"v\d+((alpha|beta)\d*)?")
+
+
+class Access(Strict):
+    """What every request to a server has in common.
+
+    api: the route that is asked. The key is read from the environment variable named by `api_key_env` and stands
+    nowhere else; it goes as a bearer token, or alone in the header named by `api_key_header` (`api-key` at Azure,
+    `x-api-key` at many gateways). `extra_body` is merged into each request; null leaves a field out, and a null
+    `max_tokens` sends the budget as `max_completion_tokens`. `verify_tls`: a certificate must come from an authority
+    that the system knows, or that the file named by SSL_CERT_FILE holds. `request_timeout_s` is for a whole answer,
+    `idle_timeout_s` for the time without a byte.
+    """
+
+    api: Literal["chat", "completions"] = "chat"
+    api_key_env: str | None = Field(None, description="name of the environment variable that holds the API key")
+    api_key_header: str = Field(BEARER, description="header that carries it: Authorization, or one such as api-key")
+    headers: dict[str, str] = {}
+    extra_body: dict[str, Any] = {}
+    verify_tls: bool = True
+    request_timeout_s: Positive = 600.0
+    idle_timeout_s: Positive = 120.0
+
+    @field_validator("api_key_header")
+    @classmethod
+    def _key_header(cls, value: str) -> str:
+        return _header_name(value)
+
+    @field_validator("headers")
+    @classmethod
+    def _headers(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if SECRET_NAMES.fullmatch(name.lower()) or any(word in name.lower() for word in SECRET_WORDS) \
+                    or text.lower().startswith(("bearer ", "basic ")):
+                raise secret_given(f"the header {name}", "'api_key_header' (--api-key-header) names its header")
+            if not HEADER_VALUE.fullmatch(text):
+                raise ValueError(f"the header {name!r} holds characters that HTTP does not carry")
+            _header_name(name)
+        return value
+
+    @field_validator("extra_body")
+    @classmethod
+    def _body(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if name.lower() in SECRET_FIELDS:
+                raise secret_given(f"the body field {name}")
+        own = [name for name in OWN_FIELDS if name in value] + ["max_tokens"] * (value.get("max_tokens") is not None)
+        if own:
+            raise ValueError(f"may not hold {own[0]!r}: the script says what is asked, one streamed answer each time")
+        return value
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        if self.api_key_env and self.api_key_header.lower() in map(str.lower, self.headers):
+            raise ValueError(f"the header {self.api_key_header} carries the API key: leave it out of 'headers'")
+        return self
+
+    def common(self) -> dict[str, Any]:
+        """These fields alone, for another object that has them."""
+        return {name: getattr(self, name) for name in Access.model_fields}
+
+    def key(self) -> str | None:
+        """The API key; InputError when the variable that is named holds none."""
+        if self.api_key_env is None:
+            return None
+        key = os.environ.get(self.api_key_env)
+        if not key:
+            raise InputError("no-api-key", f"the environment variable {self.api_key_env} holds no API key: set it, or"
+                             " leave 'api_key_env' out for an endpoint without one")
+        if not KEY.fullmatch(key):  # the libraries' own sentences would repeat it
+            raise InputError("bad-api-key", f"the environment variable {self.api_key_env} holds characters that no"
+                             " header can carry (a line's end, perhaps): set it to the key alone")
+        return key
+
+    def credential(self) -> dict[str, str]:
+        """The header that carries the key; none without a key. InputError as `key`."""
+        key = self.key()
+        if key is None:
+            return {}
+        return {self.api_key_header: f"Bearer {key}" if self.api_key_header.lower() == BEARER.lower() else key}
+
+    def request_headers(self) -> dict[str, str]:
+        """All headers that a request carries besides its own. InputError as `key`."""
+        return {**self.headers, **self.credential()}
+
+    def tls(self) -> ssl.SSLContext:
+        """The context of a TLS connection, which checks the certificate or, with `verify_tls` off, nothing."""
+        context = ssl.create_default_context()
+        if not self.verify_tls:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+    def connection(self, url: str, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection to the host of `url`, opened when it is first used; InputError when that is no address."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise InputError("bad-url", f"'{url}' is not a usable address: {error}") from error
+        if parts.scheme not in ("http", "https") or not host:
+            raise InputError("bad-url", f"'{url}' is not an http(s) address such as http://127.0.0.1:8000")
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self.tls())
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+    def body(self, fields: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+        """A request's fields with `extra_body` merged in and the budget under the name that the server wants."""
+        merged = {**fields, **self.extra_body}
+        budget = "max_completion_tokens" if "max_tokens" in merged else "max_tokens"
+        return {name: value for name, value in merged.items() if value is not None} | {budget: max_tokens}
+
+
+def without_secret_flag(words: Iterable[str]) -> None:
+    """The fault of a flag of vLLM's that is a credential, among flags' names or the words of a command line."""
+    for word in words:
+        if found := SECRET_FLAG.fullmatch(word):
+            raise secret_given(f"the flag {found[1]}", "vLLM itself reads VLLM_API_KEY and HF_TOKEN")
+
+
+def secret_given(where: str, more: str = "") -> PydanticCustomError:
+    """The fault of a credential in a file or on a command line; what is said of it does not repeat it."""
+    text = f"{where} is a credential: credentials come from an environment variable, named in 'api_key_env' " \
+           f"(--api-key-env)"
+    return PydanticCustomError(SECRET, "{text}", {"text": f"{text}; {more}" if more else text})
+
+
+def web_address(value: str) -> str:
+    """`value` when it is an http(s) address; ValueError when not, or when a password stands in it."""
+    if "@" in value.partition("//")[2].partition("/")[0]:
+        raise secret_given("a user or password in an address")
+    if not value.startswith(("http://", "https://")) or re.search(r"[\x00-\x20\x7f]", value):
+        raise ValueError("must start with http:// or https://, for example http://127.0.0.1:8000, and hold no space")
+    parts = urlsplit(value)
+    if not parts.hostname:
+        raise ValueError("must name a host, for example http://127.0.0.1:8000")
+    _ = parts.port  # raises a sentence when there is no such port
+    return value
+
+
+def server_address(value: str) -> str:
+    """`value` without a slash at its end when it is the address of a server's API; ValueError as `web_address`."""
+    parts = urlsplit(web_address(value))
+    if parts.query or parts.fragment:
+        raise ValueError("must be scheme, host and path, for example http://127.0.0.1:8000/proxy: no '?' and no '#'")
+    return value.rstrip("/")
+
+
+def _header_name(name: str) -> str:
+    if not HEADER_NAME.fullmatch(name):
+        raise ValueError(f"the header {name!r} holds characters that HTTP does not carry")
+    if name.lower() in OWN_HEADERS:
+        raise ValueError(f"the header {name} is the client's own: leave it out")
+    return name
+
+
+def api_url(base_url: str) -> str:
+    """`http://host/v1` from `http://host` or `http://host/v1`. A path is kept, `/v1` appended where it names no version
+    (`https://host/v1beta/openai` names one)."""
+    base = base_url.rstrip("/")
+    return base if _version(base) is not None else base + "/v1"
+
+
+def root_url(base_url: str) -> str:
+    """Where `/health`, `/tokenize` and `/metrics` live: the base URL up to its `/v1`."""
+    base = api_url(base_url)
+    return "/".join(base.split("/")[:_version(base)])
+
+
+def _version(base: str) -> int | None:
+    """Which part between slashes is the version of the API: the last that looks like one."""
+    parts = base.split("/")
+    return next((k for k in range(len(parts) - 1, 2, -1) if VERSION.fullmatch(parts[k])), None)
