@@ -90,6 +90,10 @@ class Access(Strict):
         """These fields alone, for another object that has them."""
         return {name: getattr(self, name) for name in Access.model_fields}
 
+    def without_key(self) -> Self:
+        """The same without a key, for questions that need none."""
+        return self.model_copy(update={"api_key_env": None})
+
     def key(self) -> str | None:
         """The API key; InputError when the variable that is named holds none."""
         if self.api_key_env is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spoc_lib.config import Cluster
+from spoc_lib.config.access import root_url
 from spoc_lib.nsight.attach import COLLECTED, TRACED, Inside, launch_command
 from spoc_lib.nsight.nsysrep import find_nsys
 from spoc_lib.servers.commands import flag_arguments, merged_flags, model_argument
@@ -71,7 +72,7 @@ def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, ou
         return CapturePlan(cluster.name, gpus, [Step(
             "run the trace analysis", f"spoc run {cluster.name} --only 04",
             "the embedded engine writes its own kernel trace, labelled simulated; there is nothing to capture")], [])
-    base = (cluster.engine.base_url or "http://127.0.0.1:8000").rstrip("/").removesuffix("/v1")
+    base = root_url(cluster.engine.base_url or "http://127.0.0.1:8000")
     report = shlex.quote(output)
     notes = [] if cluster.engine.kind == "remote" else [
         f"all of this in one go, where nsys and the GPUs are: spoc run {cluster.name} --capture"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spoc_lib import config
+from spoc_lib.config.access import root_url
 from spoc_lib.core.errors import GateError, InputError
 from spoc_lib.core.files import write_json
 from spoc_lib.pipeline.execute import Say, absolute, again, execute
@@ -100,7 +101,7 @@ def lane(cluster: config.Cluster) -> str:
     this machine's GPUs; an embedded engine shares nothing but processor time."""
     engine = cluster.engine
     if engine.kind == "remote":
-        return str(engine.base_url).rstrip("/").removesuffix("/v1")
+        return root_url(str(engine.base_url))
     return "this machine" if engine.kind in ("process", "container") else f"embedded {cluster.name}"
 
 

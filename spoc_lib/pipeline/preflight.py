@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spoc_lib.config import Cluster, load_cluster, load_model
+from spoc_lib.config.access import root_url
 from spoc_lib.core.errors import SpocError
 
 
@@ -43,7 +45,7 @@ def _engine(cluster: Cluster) -> Iterator[Finding]:
         engine.key()
     except SpocError as error:
         yield Finding("API key", False, "stops", error.message)
-        engine = engine.model_copy(update={"api_key_env": None})  # is somebody there, at least
+        engine = engine.without_key()  # is somebody there, at least
     if engine.kind == "embedded":
         from spoc_lib.engine.embedded import EmbeddedEngine
 
@@ -148,9 +150,10 @@ def _telemetry(cluster: Cluster) -> Iterator[Finding]:
     if cluster.simulated:
         yield _ok("telemetry", "the embedded engine brings its own vLLM and DCGM pages")
         return
-    base = (cluster.engine.base_url or "").rstrip("/").removesuffix("/v1")
-    page = f"{base}/metrics" if base else None
-    for found in look(page, cluster.telemetry.dcgm_url, cluster.telemetry.prometheus_url):
+    engine = cluster.engine
+    page = f"{root_url(engine.base_url)}/metrics" if engine.base_url else None
+    known = engine if os.environ.get(engine.api_key_env or "") else engine.without_key()
+    for found in look(page, cluster.telemetry.dcgm_url, cluster.telemetry.prometheus_url, known):
         if page is None and found.what.startswith("engine"):
             continue  # the engine is not started yet
         yield (

@@ -125,7 +125,7 @@ def _answer(folder: Path) -> tuple[str, str, str, str]:
     low, high = answer["interval"]
     binding, saturated = (answer.get("binding") or {}).get("name"), (answer.get("saturated") or {}).get("resource")
     verdict = f"{label}; {binding} binds" if binding else label
-    if saturated:
+    if saturated and saturated != "unknown":
         verdict += f", {saturated.replace('_', ' ')} is used up"
     return verdict, f"{users} ({low} to {high})", str(users), flags
 

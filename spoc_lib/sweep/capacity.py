@@ -111,7 +111,8 @@ def sentence(answer: Mapping[str, Any]) -> str:
     if answer["saturated"]:
         resource = answer["saturated"]["resource"] if isinstance(answer["saturated"], Mapping) else \
             answer["saturated"].resource
-        text += f", {resource.replace('_', ' ')} is used up"
+        if resource != "unknown":
+            text += f", {resource.replace('_', ' ')} is used up"
     return text + ("." if answer["verdict"] == "resolved" else f"; unresolved: {answer['reason']}.")
 
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spoc_lib.sweep.evidence import Limits, context, gather, nvlink
+from spoc_lib.telemetry.timeline import COUNTERS, GAUGES, HISTOGRAMS
 
 #: KV usage from which the pool counts as full: the scheduler keeps a request waiting when it lacks a single
 #: block.
@@ -72,9 +73,18 @@ def saturation(summary: Mapping, row: Mapping, limits: Limits, *, step_figures: 
                or _interconnect(figures, late, limits.link_bytes_per_s) or _host(figures, late)
                or _frontend(figures, binding) or _token_budget(figures, row, queue, binding, limits)
                or _gpu(figures, binding))
-    resource, reason = decided or ("unknown", "the metrics that would tell were not recorded: "
-                                   + (", ".join(summary.get("missing", [])) or "none point to a resource"))
+    resource, reason = decided or ("unknown", _untold(summary))
     return Saturation(resource, [reason, *context(figures, summary, row, limits, stragglers)], figures)
+
+
+def _untold(summary: Mapping) -> str:
+    """Why nothing can be said: what was not recorded."""
+    missing = summary.get("missing", [])
+    if not missing:
+        return "of the metrics recorded none points to a resource"
+    if set(missing) == {*GAUGES, *COUNTERS, *HISTOGRAMS}:
+        return "neither the server's metrics page nor GPU counters were recorded"
+    return f"the metrics that would tell were not recorded: {', '.join(missing)}"
 
 
 def _client(row: Mapping) -> tuple[str, str] | None:

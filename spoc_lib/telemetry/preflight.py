@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import requests
 
+from spoc_lib.config.access import Access
 from spoc_lib.telemetry import dcgm, prometheus
 from spoc_lib.telemetry.page import PageReader, ScrapeError
 from spoc_lib.telemetry.parse import BadPage, parse
@@ -28,16 +29,18 @@ class Finding:
     cost: str = ""
 
 
-def preflight(vllm_url: str | None, dcgm_url: str | None, prometheus_url: str | None) -> list[Finding]:
-    """Look at the engine's page, dcgm-exporter's page and Prometheus; InputError for an address that is none."""
-    found = _engine(vllm_url)
+def preflight(vllm_url: str | None, dcgm_url: str | None, prometheus_url: str | None,
+              access: Access | None = None) -> list[Finding]:
+    """Look at the engine's page (reached as `access` says), dcgm-exporter's page and Prometheus; InputError for an
+    address that is none."""
+    found = _engine(vllm_url, access)
     found += _gpu(dcgm_url)
     return found + _prometheus(prometheus_url)
 
 
-def _page(url: str) -> tuple[dict[str, list[tuple[str, float]]], str]:
+def _page(url: str, access: Access | None = None) -> tuple[dict[str, list[tuple[str, float]]], str]:
     """({metric: [(labels, value)]}, '') or ({}, reason)."""
-    reader = PageReader(url, TIMEOUT_S)
+    reader = PageReader(url, TIMEOUT_S, access)
     try:
         page = reader.read()
         samples: dict[str, list[tuple[str, float]]] = {}
@@ -50,11 +53,11 @@ def _page(url: str) -> tuple[dict[str, list[tuple[str, float]]], str]:
         reader.close()
 
 
-def _engine(url: str | None) -> list[Finding]:
+def _engine(url: str | None, access: Access | None) -> list[Finding]:
     cost = "queue, KV usage, cache hits and preemptions are unknown: what saturates cannot be told"
     if not url:
         return [Finding("engine metrics page", False, True, "no address given", cost)]
-    samples, reason = _page(url)
+    samples, reason = _page(url, access)
     if not samples:
         return [Finding("engine metrics page", False, True, f"{url}: {reason}", cost)]
     lacking = [metric for metric in EXPECTED_VLLM if metric not in samples]

@@ -18,6 +18,7 @@ from spoc_lib.config import Engine, LadderSpec, Profile, Slo, load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.servers import launch
 from spoc_lib.sweep import run_sweep
+from spoc_lib.sweep.capacity import sentence as capacity_sentence
 from spoc_lib.workload import build_script
 
 pytestmark = pytest.mark.slow
@@ -116,6 +117,8 @@ def test_a_sweep_through_a_strict_gateway(tmp_path, certificate, monkeypatch):
     assert rung.verdict != "invalid", rung.reason
     assert seen == ["key", "route", "fields"]
     assert any("vLLM" in text and "404" in text for text in result.problems), result.problems
+    assert "neither the server's metrics page" in result.capacity["saturated"]["evidence"][0]
+    assert "is used up" not in capacity_sentence(result.capacity)
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert KEY.encode() not in kept
     plan = json.loads(next((tmp_path / "sweep").rglob("plan.json")).read_text())
