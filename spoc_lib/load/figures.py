@@ -104,3 +104,22 @@ def little(requests: pd.DataFrame, live: float, start_s: float, end_s: float,
     error = rate * (response + think + late) / live - 1 if live else math.nan
     return {"request_rate_per_s": rate, "response_s": response, "think_s": think, "late_s": late,
             "little_error_ratio": error}
+
+
+def outages(requests: pd.DataFrame, start_s: float) -> list[str]:
+    """A sentence for each stretch in which the server was gone: connections were refused, and of all requests sent
+    before its end none was completed after its beginning. Times are seconds after `start_s`."""
+    done = requests[requests["outcome"] == "completed"].sort_values("end_s")
+    lost = requests[requests["error_class"].isin(("refused", "cut"))].sort_values("end_s")
+    said = []
+    for answered, stretch in lost.groupby(np.searchsorted(done["end_s"], lost["end_s"])):
+        back = done.iloc[int(answered):]
+        first_s, last_s = stretch["end_s"].min(), stretch["end_s"].max()
+        if not (stretch["error_class"] == "refused").any() or (back["send_s"] < last_s).any():
+            continue  # a connection cut, or a queue overrun: the server was there
+        counts = ", ".join(f"{name} {count}" for name, count in stretch["error_class"].value_counts().items())
+        until = f"until {back['send_s'].min() - start_s:.1f} s" if len(back) else \
+            "and was not back at the end of the rung"
+        said.append(f"the server was gone from {first_s - start_s:.1f} s {until}: {len(stretch)} requests failed "
+                    f"({counts})")
+    return said

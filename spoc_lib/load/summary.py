@@ -56,7 +56,8 @@ def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metr
         "stamps": facts["stamps"], "notes": list(facts["notes"]),
     }
     result.update(client_figures(metrics, chunks, window), merged_ratio=figures.merged_ratio(chunks))
-    result["notes"] += blurred(result)
+    result["outages"] = figures.outages(requests, facts["start_s"])
+    result["notes"] += result["outages"] + blurred(result)
     limits = client_limits(result, plan.processes, check)
     result["client_limited"], result["client_limits"] = bool(limits), limits
     result["invalid"] = invalid_reasons(plan, result)

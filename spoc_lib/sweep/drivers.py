@@ -119,7 +119,8 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
             mark(f"rung users={users} driver=locust"):
         run = load.run(plan, folder, told)
     busy = _busy_ratio(before, _host_seconds())
-    limits = [f"with {users} users over HTTP: {text}" for text in run.summary["client_limits"]]
+    limits = [f"with {users} users over HTTP: {text}"
+              for text in (*run.summary["client_limits"], *run.summary["outages"])]
     seen, problems = recorder.metrics, [*said, *recorder.problems, *limits]
     if busy is not None and busy > HOST_BUSY:
         problems.append(f"this host's processors were {busy:.0%} busy during the HTTP rung with {users} users: late "
