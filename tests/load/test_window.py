@@ -84,6 +84,23 @@ def test_chance_alone_moves_nothing():
     assert steady >= 16
 
 
+@pytest.mark.parametrize(("offered_ratio", "steady"), [(0.7, True), (1.2, False), (2.0, False)])
+def test_a_queue_that_grows_is_not_steady_though_the_token_rate_is(offered_ratio, steady):
+    """An open loop that offers more than the server can do keeps it busy at one rate, and waits ever longer."""
+    rng = np.random.default_rng(7)
+    sends = np.cumsum(rng.exponential(4.0 / 8 / offered_ratio, int(300 * 2 * offered_ratio)))
+    free, begins = np.zeros(8), []
+    for send_s in sends:  # eight answers of 4 s at a time, first come, first served
+        begins.append(max(send_s, free.min()))
+        free[free.argmin()] = begins[-1] + 4.0
+    requests = pd.DataFrame({"request": range(len(sends)), "send_s": sends, "end_s": np.array(begins) + 4.0})
+    times = (np.array(begins)[:, None] + np.linspace(0.1, 4.0, 20)[None, :]).ravel()
+    chunks = pd.DataFrame({"request": np.repeat(requests["request"], 20), "time_s": times, "tokens": 1.0})
+    window = steady_window(requests, chunks, 0.0, 290.0)
+    assert (window.verdict == "steady") == steady, window.reason
+    assert steady or "requests in flight in its first half" in window.reason
+
+
 def test_too_short_is_unresolved_and_says_for_how_long():
     requests, chunks = tables([1.0] * 20)
     window = steady_window(requests, chunks, 0.0, 20.0)
