@@ -7,6 +7,7 @@ import re
 import shutil
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,24 @@ def unframed():
                 if figure and (kinds[at - 1], kinds[at + 1]) != ("spoc-quest", "spoc-findi")]
 
     return find
+
+
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """`here("engine", "accuracy", …)`: what `spoc engine accuracy …` answers, by its own entry point in this process:
+    a new Python for each question takes longer than the answer."""
+    from spoc_lib.cli import main
+
+    def ask(*words: object) -> subprocess.CompletedProcess:
+        command = ["spoc", *map(str, words)]
+        monkeypatch.setattr(sys, "argv", command)
+        capsys.readouterr()  # what was said before is not the answer
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(command, end.value.code or 0, said.out, said.err)
+
+    return ask
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -24,11 +22,6 @@ def csv(tmp_path, *rows: str, header: str = HEADER):
     path = tmp_path / "points.csv"
     path.write_text(header + "".join(f"{row}\n" for row in rows))
     return path
-
-
-def spoc(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "spoc_lib", "engine", *arguments], capture_output=True, text=True,
-                          timeout=120, check=False)
 
 
 @pytest.mark.parametrize(("gpu", "count", "prompt", "output", "concurrency"), [
@@ -87,10 +80,10 @@ def test_the_twin_meets_the_shared_points(shared):
     assert result["tpot_mape"] <= 4.4 and result["ttft_mape"] <= 8.6  # a plain roofline's, fitted
 
 
-def test_the_command_takes_any_tp_and_writes_json(tmp_path):
+def test_the_command_takes_any_tp_and_writes_json(tmp_path, here):
     path = csv(tmp_path, "h100_sxm,0.18.0,1024,128,4,8,60,5", "h200_sxm,,1024,64,1,4,80,6",
                "h200_sxm,,300,20,8,1,30,4")
-    done = spoc("accuracy", str(path), "--json", "-")
+    done = here("engine", "accuracy", str(path), "--json", "-")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert {"points", "tpot_mape", "ttft_mape", "tpot_mape_without_outliers", "ttft_mape_without_outliers",
@@ -112,10 +105,10 @@ def test_a_faulty_file_gets_one_sentence(tmp_path, row, header, sentence):
     assert sentence in caught.value.message
 
 
-def test_faults_exit_2_without_a_traceback(tmp_path):
+def test_faults_exit_2_without_a_traceback(tmp_path, here):
     for path in (tmp_path / "absent.csv", csv(tmp_path, "x100,0.18,1024,64,3,4,60,5")):
-        done = spoc("accuracy", str(path))
+        done = here("engine", "accuracy", str(path))
         assert done.returncode == 2
         assert done.stderr.startswith("spoc: ") and done.stderr.count("\n") == 1
-    done = spoc("accuracy", str(csv(tmp_path, "h100_sxm,0.18.0,1024,64,3,4,60,5")))
+    done = here("engine", "accuracy", str(csv(tmp_path, "h100_sxm,0.18.0,1024,64,3,4,60,5")))
     assert done.returncode == 2 and "3 GPUs" in done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,11 +41,6 @@ def by_hand() -> dict:
 def write(path: Path, recording: dict) -> Path:
     path.write_text(json.dumps(recording))
     return path
-
-
-def run_cli(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "spoc_lib", "engine", "replay", *arguments], capture_output=True,
-                          text=True, timeout=120)
 
 
 def test_a_schedule_worked_out_by_hand(tmp_path):
@@ -97,16 +90,16 @@ def test_a_request_that_never_finishes_is_a_mismatch(tmp_path):
     assert (first.field, first.recorded, first.replayed, first.request) == ("finished_step", 4, None, "a")
 
 
-def test_cli_counts_and_shows_the_first_mismatch(tmp_path):
+def test_cli_counts_and_shows_the_first_mismatch(tmp_path, here):
     write(tmp_path / "good.json", by_hand())
-    done = run_cli(str(tmp_path), "--json", "-")
+    done = here("engine", "replay", str(tmp_path), "--json", "-")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) | {"first_mismatch": None} == {
         "files": 1, "steps": 5, "mismatches": 0, "first_mismatch": None, "failed_files": {}}
     recording = by_hand()
     recording["steps"][2]["running"] = 3
     write(tmp_path / "wrong.json", recording)
-    done = run_cli(str(tmp_path))
+    done = here("engine", "replay", str(tmp_path))
     assert done.returncode == 1
     assert "2 files, 10 steps, 1 mismatches" in done.stdout
     assert "wrong.json, step 2, field running" in done.stdout
@@ -127,8 +120,8 @@ def test_bad_recordings_are_refused_with_one_sentence(tmp_path, content, wanted)
         replay_files([str(path)])
 
 
-def test_absent_files_and_empty_folders_are_refused(tmp_path):
-    done = run_cli(str(tmp_path / "none.json"))
+def test_absent_files_and_empty_folders_are_refused(tmp_path, here):
+    done = here("engine", "replay", str(tmp_path / "none.json"))
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     with pytest.raises(InputError, match="no recording"):
         find_recordings([str(tmp_path)])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from spoc_lib.config import load_cluster
@@ -43,10 +40,8 @@ def test_a_run_outside_the_range_says_where_and_strict_refuses_it():
     ("engine serve --cluster sim-2xh200 --strict", "outside the measured"),
     ("sweep run sim-4xh100 --strict", "4 GPUs were not measured"),
 ])
-def test_strict_on_the_command_line_ends_with_one_sentence(command, words, tmp_path):
-    done = subprocess.run([sys.executable, "-m", "spoc_lib", *command.split()], capture_output=True, text=True,
-                          env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SPOC_OUTPUTS": str(tmp_path)},
-                          timeout=60)
+def test_strict_on_the_command_line_ends_with_one_sentence(command, words, here):
+    done = here(*command.split())
     assert done.returncode == 2
     assert words in done.stderr and done.stderr.count("\n") == 1
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -146,11 +145,8 @@ def test_assignments():
             parse_assignments([wrong])
 
 
-def test_simulate_on_the_command_line(tmp_path):
-    def cli(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "-m", "spoc_lib", "engine", "simulate", *arguments],
-                              capture_output=True, text=True, timeout=240)
-
+def test_simulate_on_the_command_line(here):
+    cli = partial(here, "engine", "simulate")
     done = cli("sim-4xh100", "--users", "3", "--duration", "30", "--warmup", "5", "--personas", "tiny",
                "--set", "max-num-seqs=8", "--json", "-")
     assert done.returncode == 0, done.stderr

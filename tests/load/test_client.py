@@ -201,11 +201,6 @@ def test_bodies_are_valid_json_and_grow():
     assert orjson.loads(completions.encode(messages[:1], 5))["prompt"] == 'a"\n世\n'
 
 
-def spoc(*words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "spoc_lib", "load", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
 @pytest.mark.parametrize(("words", "sentence"), [
     (["--base-url", "127.0.0.1:8000"], "must start with http:// or https://"),
     (["--base-url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
@@ -215,23 +210,23 @@ def spoc(*words: str) -> subprocess.CompletedProcess:
     (["--base-url", "http://me:hunter2@127.0.0.1:1", "--model", "m"], "environment variable"),
     (["--base-url", "http://127.0.0.1:1", "--model", "m", "--duration", "5", "--ramp", "5"], "duration_s"),
 ])
-def test_bad_input_is_one_sentence(words, sentence):
-    result = spoc("run", *words)
+def test_bad_input_is_one_sentence(words, sentence, here):
+    result = here("load", "run", *words)
     assert result.returncode == 2 and sentence in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and "hunter2" not in result.stderr
 
 
 @pytest.mark.slow
-def test_unknown_model_and_unknown_personas(server, tmp_path):
+def test_unknown_model_and_unknown_personas(server, tmp_path, here):
     async def never(request):
         raise AssertionError("no request was due")
 
     with server(never) as url:
-        wrong = spoc("run", "--base-url", url, "--model", "nope")
+        wrong = here("load", "run", "--base-url", url, "--model", "nope")
         assert wrong.returncode == 2 and "does not serve the model 'nope': it serves m" in wrong.stderr
-        persona = spoc("run", "--base-url", url, "--personas", "nobody", "--out", str(tmp_path))
+        persona = here("load", "run", "--base-url", url, "--personas", "nobody", "--out", str(tmp_path))
         assert persona.returncode == 2 and "nobody" in persona.stderr and "Traceback" not in persona.stderr
         (tmp_path / "void").mkdir()
-        empty = spoc("run", "--base-url", url, "--personas", "tiny", "--corpus", str(tmp_path / "void"), "--out",
-                     str(tmp_path / "out"))
+        empty = here("load", "run", "--base-url", url, "--personas", "tiny", "--corpus", tmp_path / "void", "--out",
+                     tmp_path / "out")
         assert empty.returncode == 2 and "no text to send" in empty.stderr

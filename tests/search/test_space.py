@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -133,7 +131,7 @@ def test_bad_spaces_are_one_sentence(changes, words):
     assert all(word in error.value.message for word in words), error.value.message
 
 
-def test_the_command_line_answers_bad_input_with_one_sentence(tmp_path):
+def test_the_command_line_answers_bad_input_with_one_sentence(tmp_path, here):
     path = tmp_path / "mine.yaml"
     spec = load_cluster("sim-4xh100").model_dump(mode="json")
     path.write_text(yaml.safe_dump({**spec, "search": search(max_nums_seqs=[8])}))
@@ -141,9 +139,6 @@ def test_the_command_line_answers_bad_input_with_one_sentence(tmp_path):
     remote.write_text(yaml.safe_dump({**spec, "engine": {"kind": "remote", "base_url": "http://127.0.0.1:9"}}))
     for arguments, word in ((["run", str(path)], "max_nums_seqs"), (["run", str(remote)], "remote"),
                             (["resume", str(tmp_path)], "holds no search"), (["best", str(tmp_path)], "no search")):
-        command = [sys.executable, "-m", "spoc_lib", "search", *arguments]
-        if arguments[0] == "run":
-            command += ["--out", str(tmp_path / "out")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = here("search", *arguments, *(["--out", tmp_path / "out"] if arguments[0] == "run" else []))
         assert done.returncode == 2, done.stderr
         assert word in done.stderr and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
