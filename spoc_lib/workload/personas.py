@@ -9,7 +9,6 @@ from pydantic import PrivateAttr
 from spoc_lib import config
 from spoc_lib.config import Cluster
 from spoc_lib.core import yamlfile
-from spoc_lib.workload.fitting.persona import describe
 from spoc_lib.workload.model.persona import Persona, PersonaSet
 from spoc_lib.workload.traces.importers import import_path
 from spoc_lib.workload.traces.result import ImportResult
@@ -50,6 +49,8 @@ def load_personas(name_or_path: str) -> PersonaSet:
     `traces:PATH` gives recorded sessions of any format that `traces.importers` reads.
     """
     if name_or_path.startswith(TRACES):
+        from spoc_lib.workload.fitting.persona import describe  # brings scipy.stats, which playing a set does not need
+
         recorded = import_path(name_or_path.removeprefix(TRACES))
         return RecordedSet.of(describe(recorded), recorded)
     return yamlfile.load(PersonaSet, config.find("personas", name_or_path, "personas"))
