@@ -25,7 +25,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE = {
     "name": "tiny", "title": "as little as shows everything", "audit_users": 10, "audit_turns": 4,
-    "search_trials": 6, "search_population": 4, "search_finalists": 1, "screen_s": 20, "rung_s": 40, "warmup_s": 10,
+    "search_trials": 6, "search_population": 4, "search_finalists": 1, "screen_s": 20, "rung_s": 20, "warmup_s": 4,
     "http_rung_s": 6, "http_users": 6, "probes": 5, "trace_s": 0.2, "gap_cap_s": 2, "start": "stationary",
 }  # fmt: skip
 SLOS = [{"persona": "all", "metric": "ttft", "percentile": 95, "limit_s": 0.3},
@@ -50,8 +50,8 @@ class Place:
     def cluster(self, name: str, **changes: Any) -> str:
         """A small cluster file; its path."""
         cluster = yaml.safe_load((ROOT / "data/clusters/sim-2xh200.yaml").read_text())
-        cluster |= {"name": name, "personas": "tiny", "ladder": {"users": [50, 100, 200, 400, 800]}, "slos": SLOS,
-                    "search": {"target_users": 100, "space": {"max_num_batched_tokens": [512, 2048, 8192]}}} | changes
+        cluster |= {"name": name, "personas": "tiny", "ladder": {"users": [5, 10, 20, 40, 80]}, "slos": SLOS,
+                    "search": {"target_users": 10, "space": {"max_num_batched_tokens": [512, 2048, 8192]}}} | changes
         return str(self.write(f"{name}.yaml", cluster))
 
     def tiny_model(self, name: str, engine: dict[str, Any], **changes: Any) -> str:

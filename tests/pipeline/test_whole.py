@@ -28,9 +28,9 @@ PROFILE = {
     "search_population": 4,
     "search_finalists": 1,
     "screen_s": 20,
-    "rung_s": 40,
-    "warmup_s": 10,
-    "http_rung_s": 8,
+    "rung_s": 20,
+    "warmup_s": 4,
+    "http_rung_s": 5,
     "http_users": 6,
     "probes": 5,
     "trace_s": 0.2,
@@ -44,9 +44,9 @@ def place(tmp_path_factory):
     """A folder with a small cluster, a small profile and an outputs folder of its own."""
     folder = tmp_path_factory.mktemp("place")
     cluster = yaml.safe_load((ROOT / "data/clusters/sim-2xh200.yaml").read_text())
-    cluster |= {"name": "small", "personas": "tiny", "ladder": {"users": [50, 100, 200, 400, 800]}}
+    cluster |= {"name": "small", "personas": "tiny", "ladder": {"users": [5, 10, 20, 40, 80]}}
     cluster["engine"] = {**cluster["engine"], "api_key_env": "SPOC_TEST_KEY"}
-    cluster["search"] = {"target_users": 100, "space": {"max_num_batched_tokens": [512, 2048, 8192]}}
+    cluster["search"] = {"target_users": 10, "space": {"max_num_batched_tokens": [512, 2048, 8192]}}
     cluster["slos"] = [
         {"persona": "all", "metric": "ttft", "percentile": 95, "limit_s": 0.3},
         {"persona": "all", "metric": "itl", "percentile": 95, "limit_s": 0.02},
