@@ -93,7 +93,7 @@ def test_two_processes_share_the_users_and_merge_their_books(tmp_path):
 
 def test_personas_play_whole_conversations(tmp_path):
     with paced_server(0.05, 0.01, log=False) as url:
-        result = run(LoadPlan(base_url=url, model="paced", users=6, duration_s=4.0, personas="tiny"), tmp_path)
+        result = run(LoadPlan(base_url=url, model="paced", users=6, duration_s=3.0, personas="tiny"), tmp_path)
     requests = result.requests
     assert (requests["outcome"] == "completed").all()
     assert requests.groupby("user")["turn"].count().max() > 1
@@ -106,7 +106,7 @@ def test_personas_play_whole_conversations(tmp_path):
 
 def test_a_turn_beyond_the_context_is_not_sent(tmp_path):
     with paced_server(0.05, 0.01, log=False) as url:
-        plan = LoadPlan(base_url=url, model="paced", users=2, duration_s=2.0, context_limit=100,
+        plan = LoadPlan(base_url=url, model="paced", users=2, duration_s=1.0, context_limit=100,
                         fixed=FixedTurns(prompt_tokens=90, output_tokens=20))
         summary = run(plan, tmp_path).summary
     assert summary["errors"] == {"context_overflow": summary["planned"]} and summary["planned"] > 0
@@ -125,7 +125,7 @@ def test_the_key_stays_in_the_environment(tmp_path, monkeypatch, server):
 
     monkeypatch.setenv("MY_KEY", KEY)
     with server(handler) as url:
-        plan = LoadPlan(base_url=url, model="m", users=2, duration_s=1.5, api_key_env="MY_KEY",
+        plan = LoadPlan(base_url=url, model="m", users=2, duration_s=1.0, api_key_env="MY_KEY",
                         fixed=FixedTurns(output_tokens=2, think_time_s=0.1))
         result = run(plan, tmp_path)
     assert seen == {True} and "http_401" in result.summary["errors"]

@@ -167,12 +167,12 @@ def test_a_server_that_dies_is_counted_not_fatal(tmp_path):
 
         killer = threading.Thread(target=kill)
         killer.start()
-        result = run(plan_for(url, duration_s=6.0, users=4, fixed=FixedTurns(output_tokens=20)), tmp_path)
+        result = run(plan_for(url, duration_s=4.0, users=4, fixed=FixedTurns(output_tokens=20)), tmp_path)
         killer.join()
     summary = result.summary
     assert balanced(summary) and summary["completed"] > 0
     assert set(summary["errors"]) <= {"cut", "refused"} and summary["errors"]["refused"] >= 4
-    assert summary["failed"] < 60  # users of a dead server pause ever longer: no flood
+    assert summary["failed"] < 40  # users of a dead server pause ever longer: no flood
 
 
 def server_pid(port: str) -> int:

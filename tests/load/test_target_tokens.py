@@ -68,7 +68,7 @@ def corpus(tmp_path):
 
 
 def plan_of(url: str, **values) -> LoadPlan:
-    return LoadPlan(**{"base_url": url, "model": "m", "users": 3, "duration_s": 3.0, "personas": "tiny", "seed": 3,
+    return LoadPlan(**{"base_url": url, "model": "m", "users": 3, "duration_s": 1.5, "personas": "tiny", "seed": 3,
                        "gap_cap_s": 0.3, "start": "cold", "stop_timeout_s": 5.0, **values})
 
 

@@ -80,7 +80,7 @@ def test_a_lost_worker_is_reported_and_its_requests_censored(tmp_path, workers):
 
         killer = threading.Thread(target=kill)
         killer.start()
-        result = run(plan_for(url, port, processes=2, users=4, duration_s=8.0, fixed=FixedTurns(output_tokens=60)),
+        result = run(plan_for(url, port, processes=2, users=4, duration_s=6.0, fixed=FixedTurns(output_tokens=40)),
                      tmp_path)
         killer.join()
     summary = result.summary

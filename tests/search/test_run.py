@@ -43,7 +43,7 @@ def small(tmp_path_factory) -> dict[str, Path]:
                 "slos": [{"metric": "ttft", "limit_s": 2.0}, {"metric": "itl", "limit_s": 0.05}]}
     strict = {**cluster, "name": "strict", "slos": [{"metric": "ttft", "limit_s": 0.001}]}
     profile = load_profile("quick").model_dump(mode="json")
-    profile |= {"name": "small", "screen_s": 8.0, "search_population": 6, "http_rung_s": 8.0, "http_users": 6,
+    profile |= {"name": "small", "screen_s": 8.0, "search_population": 6, "http_rung_s": 5.0, "http_users": 6,
                 "seeds": 2}
     paths = {}
     for name, value in (("cluster", cluster), ("strict", strict), ("profile", profile)):

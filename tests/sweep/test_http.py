@@ -59,7 +59,7 @@ def test_one_rung_over_http_stands_beside_its_twin(tmp_path):
 def test_an_engine_that_is_there_is_swept_over_http_altogether(tmp_path):
     with launch(cluster(), {}, tmp_path / "engine") as server:
         remote = cluster(engine=Engine(kind="remote", base_url=server.base_url))
-        result = run_sweep(remote, profile(), {}, tmp_path / "sweep", factory)
+        result = run_sweep(remote, profile(http_rung_s=6), {}, tmp_path / "sweep", factory)
     assert (result.rungs["driver"] == "locust").all() and len(result.rungs) == 2
     assert result.twin_vs_http.empty and len(result.reconciliation)
     assert result.capacity["verdict"] == "unresolved" or result.capacity["interval"][1] is not None
