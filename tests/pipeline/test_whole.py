@@ -278,7 +278,6 @@ def test_plain_papermill_with_a_wrong_parameter_ends_with_a_sentence(place, name
     [
         (["--set", "bogus=1"], "no such parameter"),
         (["--only", "07"], "no notebook 07"),
-        (["--set", "monorepo=nowhere"], "nowhere"),
         (["--only", "04", "--set", "trace=absent.sqlite"], "absent.sqlite"),
     ],
 )
