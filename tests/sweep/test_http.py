@@ -20,7 +20,7 @@ SLOS = [Slo(metric="ttft", percentile=90, limit_s=2.0), Slo(metric="itl", percen
 def profile(**changed) -> Profile:
     return Profile(**{**dict(
         name="test", title="seconds", audit_users=4, audit_turns=2, search_trials=1, search_population=2,
-        search_finalists=1, screen_s=20, rung_s=30, warmup_s=8, http_rung_s=10, http_users=6, probes=2, trace_s=1,
+        search_finalists=1, screen_s=20, rung_s=30, warmup_s=8, http_rung_s=6, http_users=6, probes=2, trace_s=1,
         gap_cap_s=3), **changed})
 
 
@@ -59,7 +59,7 @@ def test_one_rung_over_http_stands_beside_its_twin(tmp_path):
 def test_an_engine_that_is_there_is_swept_over_http_altogether(tmp_path):
     with launch(cluster(), {}, tmp_path / "engine") as server:
         remote = cluster(engine=Engine(kind="remote", base_url=server.base_url))
-        result = run_sweep(remote, profile(http_rung_s=6), {}, tmp_path / "sweep", factory)
+        result = run_sweep(remote, profile(), {}, tmp_path / "sweep", factory)
     assert (result.rungs["driver"] == "locust").all() and len(result.rungs) == 2
     assert result.twin_vs_http.empty and len(result.reconciliation)
     assert result.capacity["verdict"] == "unresolved" or result.capacity["interval"][1] is not None
