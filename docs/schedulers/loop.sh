@@ -22,6 +22,7 @@ execute() { # execute NOTEBOOK OUTPUT PARAMETERS...
 failed=0 finished=
 for cluster in "$@"; do
     run=$outputs/$(basename "$cluster" .yaml)-$started
+    while [ -e "$run" ]; do run=$run-2; done # two files of one name in two folders
     [ -f "$cluster" ] && cluster=$(realpath "$cluster")
     for notebook in $notebooks; do
         if ! execute "$notebook" "$dest/$(basename "$run").$notebook.ipynb" \
@@ -36,6 +37,6 @@ for cluster in "$@"; do
 done
 case $notebooks in *03*) ;; *) exit $failed ;; esac
 [ -n "$finished" ] || exit 1
-execute 05_capacity_report "$dest/report-$started.ipynb" -r cluster "$last" -r runs "$finished" \
-    -r run_dir "$outputs/report-$started" || exit 1
+execute 05_capacity_report "$dest/report-$started.ipynb" -r cluster "$last" -r profile "${PROFILE:-quick}" \
+    -r runs "$finished" -r run_dir "$outputs/report-$started" || exit 1
 exit $failed

@@ -23,6 +23,7 @@ from spoc_lib.core.files import read_json, write_text
 from spoc_lib.core.limits import need_file_handles
 from spoc_lib.pipeline import record
 from spoc_lib.pipeline.parameters import P04, STAGES, Common, check
+from spoc_lib.pipeline.resume import why_again
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import html, index
 
@@ -57,11 +58,11 @@ def run_stages(run: Run, stages: list[str], parameters: dict[str, dict[str, Any]
         reason = skip_reason(number, checked[number]) if len(stages) > 1 else ""
         before = run.stage_state(number)
         if resume and (before["state"] == "done" or before["state"] == "skipped" and reason):
-            changed = _changed(before.get("parameters", {}), checked[number]) if before["state"] == "done" else []
-            if not changed and _finished(run, number):
+            why = why_again(run, number, checked[number]) if before["state"] == "done" else ""
+            if not why:
+                _make_up_for_page(run, number)
                 say(f"{title}: {before['state']} already, kept")
                 continue
-            why = f"done before with another {', '.join(changed)}" if changed else "its notebook was cut off at the end"
             say(f"{title}: {why}, so it and what follows run again")
         resume = False
         if reason:
@@ -82,22 +83,6 @@ def again(run: Run, cluster: str = "") -> str:
     else:
         command = ["spoc", "run", cluster or state["cluster"], "--run-id", run.id, "--resume"]
     return f"go on with: {shlex.join(command)}"
-
-
-def _finished(run: Run, number: str) -> bool:
-    """Whether a stage that wrote its result also has its notebook to the last cell; its page is made up for."""
-    notebook = run.folder / f"{STAGES[number].notebook}.ipynb"
-    if not notebook.exists():
-        return True  # run by hand, or skipped
-    if not (read_json(notebook)["metadata"].get("papermill") or {}).get("end_time"):
-        return False
-    if not notebook.with_suffix(".html").exists():
-        _render(run, number)
-    return True
-
-
-def _changed(before: dict[str, Any], now: Common) -> list[str]:
-    return sorted(name for name, value in now.model_dump().items() if name != "run_dir" and before.get(name) != value)
 
 
 def skip_reason(number: str, parameters: Common) -> str:
@@ -185,6 +170,13 @@ def _render(run: Run, number: str) -> Path:
     record.into_notebook(output, read_json(run.folder / stage.folder / "result.json")["provenance"])
     siblings = {f"{s.notebook}.html": f"{s.number} {s.title}" for s in STAGES.values()}
     return html.render(output, output.with_suffix(".html"), f"{stage.number} {stage.title}: {run.id}", siblings)
+
+
+def _make_up_for_page(run: Run, number: str) -> None:
+    """The page of a stage that was killed between its notebook and its page."""
+    notebook = run.folder / f"{STAGES[number].notebook}.ipynb"
+    if notebook.exists() and not notebook.with_suffix(".html").exists():
+        _render(run, number)
 
 
 def _write_whole_notebooks() -> None:

@@ -141,13 +141,14 @@ class P05(Common):
 
 @dataclass(frozen=True, slots=True)
 class StageInfo:
-    """A numbered notebook: `folder` is where its artefacts stand in the run."""
+    """A numbered notebook: `folder` is where its artefacts stand in the run, `reads` the stages it takes results of."""
 
     number: str
     notebook: str
     title: str
     folder: str
     parameters: type[Common]
+    reads: tuple[str, ...] = ()
 
 
 STAGES = {
@@ -155,9 +156,10 @@ STAGES = {
     for stage in (
         StageInfo("01", "01_workload_modeling", "workload modeling", "workload", P01),
         StageInfo("02", "02_nsga2_search", "NSGA-II search", "search", P02),
-        StageInfo("03", "03_concurrency_sweep", "concurrency sweep", "sweep", P03),
-        StageInfo("04", "04_nsight_trace_analysis", "Nsight trace analysis", "nsight", P04),
-        StageInfo("05", "05_capacity_report", "capacity report", "report", P05),
+        StageInfo("03", "03_concurrency_sweep", "concurrency sweep", "sweep", P03, ("02",)),
+        StageInfo("04", "04_nsight_trace_analysis", "Nsight trace analysis", "nsight", P04, ("02", "03")),
+        StageInfo("05", "05_capacity_report", "capacity report", "report", P05,
+                  ("01", "02", "03", "04")),
     )
 }
 

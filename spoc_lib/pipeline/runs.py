@@ -130,6 +130,10 @@ class Run:
         """What run.json says of a stage; `state` is `absent` where it never began."""
         return self.state["stages"].get(number, {"state": "absent"})
 
+    def finishes(self, number: str) -> int:
+        """How many times a stage has come to its end in this run."""
+        return int(self.stage_state(number).get("finishes", 0))
+
     def set_stage(self, number: str, **facts: Any) -> None:
         """Write facts of a stage into run.json, beside those that are there."""
         stages = self.state["stages"]

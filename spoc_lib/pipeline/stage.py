@@ -127,9 +127,11 @@ class Stage:
         """Store the stage's result with its findings and provenance, and mark the stage done."""
         made = record.collect(self, time.monotonic() - self.started_s)
         write_json(self.folder / "result.json", {**result, "findings": findings})
-        for folder in {self.folder, self.run.folder}:
-            record.into_results(folder, made)
-        self.run.set_stage(self.number, state="done", finished_wall_s=time.time(), findings=findings)
+        record.into_results(self.folder, made)
+        if self.number == "05":  # its report.json stands in the run's own folder
+            record.into_results(self.run.folder, made)
+        self.run.set_stage(self.number, state="done", finished_wall_s=time.time(), findings=findings,
+                           finishes=self.run.finishes(self.number) + 1)
 
     def _origin(self) -> str:
         if getattr(self.parameters, "trace", ""):
@@ -185,13 +187,22 @@ def begin(number: str, namespace: dict[str, Any]) -> Stage:
     cluster = config.load_cluster(parameters.cluster)
     profile = config.load_profile(parameters.profile)
     facts = {"cluster": cluster.name, "profile": profile.name, "seed": parameters.seed}
-    run = Run.at(parameters.run_dir, facts) if parameters.run_dir else \
+    run = _told_run(number, cluster, parameters, facts) if parameters.run_dir else \
         _begun_before(namespace, number, parameters) or Run.create(cluster.name, facts=facts)
-    stage = Stage(number, run, parameters, _with_workload(cluster, parameters), profile)
+    stage = Stage(number, run, parameters, with_workload(cluster, parameters), profile)
     _prepare(stage)
     run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters.model_dump(),
-                  inputs=record.begin(stage))
+                  inputs=record.begin(stage), reads={other: run.finishes(other) for other in STAGES[number].reads})
     return stage
+
+
+def _told_run(number: str, cluster: config.Cluster, parameters: Common, facts: dict[str, Any]) -> Run:
+    """The run in `run_dir`; InputError where it is another cluster's, but for the report, which is over any runs."""
+    run = Run.at(parameters.run_dir, facts)
+    if number != "05" and run.state.get("cluster") != cluster.name:
+        raise InputError("other-cluster", f"run_dir: run '{run.id}' is of cluster '{run.state.get('cluster')}', not of "
+                         f"'{cluster.name}': name another folder")
+    return run
 
 
 def _begun_before(namespace: dict[str, Any], number: str, parameters: Common) -> Run | None:
@@ -212,7 +223,7 @@ def _prepare(stage: Stage) -> None:
     stage.folder.mkdir(exist_ok=True)
 
 
-def _with_workload(cluster: config.Cluster, parameters: Common) -> config.Cluster:
+def with_workload(cluster: config.Cluster, parameters: Common) -> config.Cluster:
     """The cluster with the notebook's own personas and monorepo, where they are given, and the personas' SLOs."""
     from spoc_lib.workload.personas import with_persona_slos
 

@@ -37,7 +37,8 @@ table.querySelectorAll('th button').forEach((button, column) => button.addEventL
 
 @dataclass(frozen=True)
 class Row:
-    """One run of the index. status: done | failed | interrupted | running | stopped (its process is gone)."""
+    """One run of the index. status: done | failed | interrupted | running | stopped (its process is gone) | outdated (a
+    stage before it ran again)."""
 
     run: str
     cluster: str = "–"
@@ -94,8 +95,17 @@ def _status(folder: Path, stages: dict[str, Any]) -> str:
         if at:
             word = "stopped" if bad == "running" and not _busy(folder) else bad
             return f"{word} in {', '.join(at)}"
+    old = [number for number in states if outdated(stages, number)]
+    if old:
+        return f"outdated in {', '.join(old)}"
     skipped = [number for number, state in states.items() if state == "skipped"]
     return ("done" if states else "not begun") + (f" without {', '.join(skipped)}" if skipped else "")
+
+
+def outdated(stages: dict[str, Any], number: str) -> list[str]:
+    """The stages of a run whose results stage `number` used and that came to an end once more since it began."""
+    return [other for other, then in stages[number].get("reads", {}).items()
+            if stages.get(other, {}).get("finishes", 0) != then]
 
 
 def _busy(folder: Path) -> bool:

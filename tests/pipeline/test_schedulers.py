@@ -78,12 +78,14 @@ class Store(ThreadingHTTPServer):
 def test_papermill_alone_from_a_loop_writes_into_a_store_and_one_cluster_stops_no_other(place):
     store = Store()
     threading.Thread(target=store.serve_forever, daemon=True).start()
-    done = run(place, "bash", str(FILES / "loop.sh"), "nowhere", "small.yaml", NOTEBOOKS="04_nsight_trace_analysis",
-               DEST=f"http://127.0.0.1:{store.server_port}/night")
+    (place / "again").mkdir()
+    (place / "again" / "small.yaml").write_text((place / "small.yaml").read_text())
+    done = run(place, "bash", str(FILES / "loop.sh"), "nowhere", "small.yaml", "again/small.yaml",
+               NOTEBOOKS="04_nsight_trace_analysis", DEST=f"http://127.0.0.1:{store.server_port}/night")
     store.shutdown()
     assert done.returncode == 1 and "nowhere: 04_nsight_trace_analysis failed" in done.stderr, done.stderr
-    (folder,) = (place / "outputs").glob("small-*")
-    assert (folder / "nsight" / "result.json").exists()
+    folder, other = sorted((place / "outputs").glob("small-*"))  # two files of one name, two runs
+    assert other.name == f"{folder.name}-2" and (folder / "nsight" / "result.json").exists()
     assert json.loads((folder / "run.json").read_text())["stages"]["04"]["state"] == "done"
     written = json.loads(store.kept[f"/night/{folder.name}.04_nsight_trace_analysis.ipynb"])
     assert written["metadata"]["papermill"]["exception"] is None and written["cells"][-1]["execution_count"]

@@ -5,11 +5,18 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import yaml
 
 from spoc_lib import pipeline
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.files import read_json, write_json
+from spoc_lib.pipeline.parameters import check
+from spoc_lib.pipeline.resume import why_again
+from spoc_lib.report import index
 
-PERSONAS = Path(__file__).resolve().parents[2] / "data" / "personas" / "tiny.yaml"
+DATA = Path(__file__).resolve().parents[2] / "data"
+PERSONAS, CLUSTERS = DATA / "personas" / "tiny.yaml", DATA / "clusters"
 
 
 def test_a_persona_brings_its_slos_to_the_cluster(tmp_path, monkeypatch):
@@ -42,3 +49,52 @@ def test_what_a_finished_stage_measured_is_kept_until_it_is_asked_otherwise(tmp_
     stage.finish({}, [])
     assert (pipeline.begin("03", kernel).folder / "rungs").is_dir()
     assert not (pipeline.begin("03", {**kernel, "gap_cap_s": 6.0}).folder / "rungs").exists()
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+    """A run of a cluster file of its own whose 03 and 05 are done, 05 with a report.json: (run, the cluster's file)."""
+    monkeypatch.setenv("SPOC_OUTPUTS", str(tmp_path))
+    path = tmp_path / "mine.yaml"
+    path.write_text((CLUSTERS / "sim-2xh200.yaml").read_text())
+    told = {"cluster": str(path), "run_dir": str(tmp_path / "mine")}
+    pipeline.begin("03", told).finish({}, [])
+    report = pipeline.begin("05", told)
+    write_json(report.run.folder / "report.json", {"verdict": []})
+    report.finish({}, [])
+    return report.run, path
+
+
+def _again(run, number: str) -> str:
+    return why_again(run, number, check(number, run.stage_state(number)["parameters"]))
+
+
+def test_a_finished_stage_stays_until_its_files_or_the_stages_before_it_are_others(finished):
+    run, path = finished
+    assert _again(run, "03") == "" == _again(run, "05")
+    pipeline.begin("03", run.stage_state("03")["parameters"]).finish({}, [])
+    assert _again(run, "03") == "" and _again(run, "05") == "done before 03 ran again"
+    assert next(row.status for row in index.rows(run.folder.parent)) == "outdated in 05"
+    path.write_text(path.read_text().replace("limit_s: 5.0", "limit_s: 4.0"))
+    assert _again(run, "03") == "done before with another content of: cluster"
+
+
+@pytest.mark.parametrize("spoiled", ["", "{", "[]", "{}"])
+def test_a_finished_stage_whose_result_is_spoiled_runs_again(finished, spoiled):
+    run, _ = finished
+    (run.folder / "sweep" / "result.json").write_text(spoiled)
+    assert _again(run, "03") == "what it left cannot be read"
+
+
+def test_a_stage_that_runs_again_leaves_the_provenance_of_the_report_alone(finished):
+    run, _ = finished
+    before = read_json(run.folder / "report.json")["provenance"]
+    pipeline.begin("03", run.stage_state("03")["parameters"] | {"gap_cap_s": 5.0}).finish({}, [])
+    assert read_json(run.folder / "report.json")["provenance"] == before and "gap_cap_s" not in before["parameters"]
+
+
+def test_the_run_of_another_cluster_is_refused(finished):
+    run, path = finished
+    with pytest.raises(InputError, match="is of cluster 'sim-2xh200', not of 'sim-4xh100'"):
+        pipeline.begin("03", {"cluster": "sim-4xh100", "run_dir": str(run.folder)})
+    assert pipeline.begin("05", {"cluster": "sim-4xh100", "run_dir": str(run.folder)}).run == run
