@@ -190,9 +190,10 @@ def begin(number: str, namespace: dict[str, Any]) -> Stage:
     run = _told_run(number, cluster, parameters, facts) if parameters.run_dir else \
         _begun_before(namespace, number, parameters) or Run.create(cluster.name, facts=facts)
     stage = Stage(number, run, parameters, with_workload(cluster, parameters), profile)
-    _prepare(stage)
+    inputs = record.begin(stage)
+    _prepare(stage, inputs)
     run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters.model_dump(),
-                  inputs=record.begin(stage), reads={other: run.finishes(other) for other in STAGES[number].reads})
+                  inputs=inputs, reads={other: run.finishes(other) for other in STAGES[number].reads})
     return stage
 
 
@@ -214,11 +215,14 @@ def _begun_before(namespace: dict[str, Any], number: str, parameters: Common) ->
     return None
 
 
-def _prepare(stage: Stage) -> None:
+def _prepare(stage: Stage, inputs: dict[str, str]) -> None:
     """A stage with the same parameters is gone on with, and what was measured is not paid for again, finished or not;
-    any other starts on an empty folder."""
+    any other starts on an empty folder. So does a finished search whose files have changed: a study asks one question,
+    where each rung of a sweep knows its own."""
     before = stage.run.stage_state(stage.number)
-    if before.get("parameters", {}) | {"run_dir": ""} != stage.parameters.model_dump() | {"run_dir": ""}:
+    told = before.get("parameters", {}) | {"run_dir": ""} == stage.parameters.model_dump() | {"run_dir": ""}
+    finished_otherwise = before["state"] == "done" and before.get("inputs", inputs) != inputs
+    if not told or stage.number == "02" and finished_otherwise:
         shutil.rmtree(stage.folder, ignore_errors=True)
     stage.folder.mkdir(exist_ok=True)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from spoc_lib.config import Cluster, Profile
+from spoc_lib.config import Cluster, Profile, Slo
 from spoc_lib.core import schemas
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_json
@@ -33,9 +33,9 @@ TABLE_EVERY_S = 2.0
 HASHED_USERS, HASHED_TURNS = 8, 4
 
 
-def workload_digest(script_factory: ScriptFactory, *plan: Any) -> str:
-    """Identity of what is played: sizes, streams and think times of the first turns of the first users, and the
-    plan (users, seconds)."""
+def workload_digest(script_factory: ScriptFactory, slos: Sequence[Slo], *plan: float) -> str:
+    """Identity of what is played and how it is judged: sizes, streams and think times of the first turns of the first
+    users, the SLOs (a stored trial holds their verdict), and the plan (users, seconds)."""
     turns = []
     for user in islice(script_factory(0).users(HASHED_USERS), HASHED_USERS):
         history = 0
@@ -44,7 +44,7 @@ def workload_digest(script_factory: ScriptFactory, *plan: Any) -> str:
             history = turn.prompt_tokens + turn.output_tokens
             turns.append([turn.persona, turn.prompt_tokens, turn.output_tokens, round(turn.think_time_s, 6),
                           [[str(s.stream), s.tokens] for s in turn.append]])
-    return digest([turns, [float(value) for value in plan]])
+    return digest([turns, [slo.model_dump(mode="json") for slo in slos], [float(value) for value in plan]])
 
 
 def screening_twin(cluster: Cluster, profile: Profile, space: FlagSpace, script_factory: ScriptFactory,
@@ -101,7 +101,7 @@ def throttled(study: SearchStudy, reference: pareto.Reference, progress: Progres
 def twin_study(twin: TwinEvaluator, space: FlagSpace, script_factory: ScriptFactory, folder: Path, seed: int,
                profile: Profile) -> SearchStudy:
     """The study on the virtual clock; trial 0 holds the defaults."""
-    workload = workload_digest(script_factory, twin.users, twin.duration_s, twin.warmup_s)
+    workload = workload_digest(script_factory, twin.cluster.slos, twin.users, twin.duration_s, twin.warmup_s)
     return SearchStudy(space, twin, folder, workload, seed, profile.search_population, [space.defaults],
                        storage=storage_from_environment())
 

@@ -149,7 +149,7 @@ def search_real(cluster: Cluster, profile: Profile, space: FlagSpace, script_fac
     reference = pareto.reference_point(cluster.slos)
     unchecked = check_flags(cluster, space, folder)
     real = http_evaluator(cluster, profile, space, script_factory, users=users)
-    workload = workload_digest(script_factory, users, real.duration_s, real.warmup_s)
+    workload = workload_digest(script_factory, cluster.slos, users, real.duration_s, real.warmup_s)
     study = SearchStudy(space, real, folder, workload, seed, profile.search_population, [space.defaults],
                         storage=storage_from_environment(), avoid=CrashAvoidance() if switched_on() else None)
     told = throttled(study, reference, progress)

@@ -175,8 +175,8 @@ class SearchStudy:
         """The folder's study must be the one that is asked for; Optuna itself would silently open a second one."""
         names = optuna.get_all_study_names(storage)
         if not self.distributed and names and self.name not in names:
-            raise InputError("other-study", f"{self.folder} holds a search of another space, workload, engine version "
-                             f"or seed: resume it with its own settings, or use another folder")
+            raise InputError("other-study", f"{self.folder} holds a search of another space, workload, SLOs, engine "
+                             f"version or seed: resume it with its own settings, or use another folder")
 
     def _enqueue(self, slot: int) -> None:
         """Put the slot's fixed flags, if it has any, before the sampler (once: a kill may have come in between)."""

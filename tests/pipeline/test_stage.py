@@ -98,3 +98,16 @@ def test_the_run_of_another_cluster_is_refused(finished):
     with pytest.raises(InputError, match="is of cluster 'sim-2xh200', not of 'sim-4xh100'"):
         pipeline.begin("03", {"cluster": "sim-4xh100", "run_dir": str(run.folder)})
     assert pipeline.begin("05", {"cluster": "sim-4xh100", "run_dir": str(run.folder)}).run == run
+
+
+def test_a_finished_search_whose_files_changed_begins_anew_and_a_sweep_keeps_its_rungs(finished):
+    run, path = finished
+    told = run.stage_state("03")["parameters"]
+    pipeline.begin("02", told | {"run_dir": str(run.folder)}).finish({}, [])
+    measured = [run.folder / "search" / "study.db", run.folder / "sweep" / "rungs"]
+    for made in measured:
+        made.mkdir()
+    path.write_text(path.read_text().replace("limit_s: 5.0", "limit_s: 4.0"))
+    for number in ("02", "03"):
+        pipeline.begin(number, run.stage_state(number)["parameters"])
+    assert [made.exists() for made in measured] == [False, True]

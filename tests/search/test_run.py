@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from spoc_lib.config import load_cluster, load_profile
 from spoc_lib.core import schemas
 from spoc_lib.core.errors import SpocError
 from spoc_lib.core.tables import read_table
-from spoc_lib.search.settings import only_worker
+from spoc_lib.search.settings import SETTINGS, only_worker
 
 TRIALS = 10
 
@@ -104,6 +105,14 @@ def test_show_and_best_answer_from_the_folder(searched):
 
 def test_a_folder_that_holds_a_search_is_not_overwritten(small, searched):
     assert "holds a search already" in spoc(*run_arguments(small, searched), check=2).stderr
+
+
+def test_trials_that_other_slos_judged_are_not_taken_over(small, searched, tmp_path):
+    copy = shutil.copytree(searched, tmp_path / "search")
+    settings = json.loads((copy / SETTINGS).read_text())
+    settings["cluster"]["slos"][0]["limit_s"] = 0.001
+    (copy / SETTINGS).write_text(json.dumps(settings))
+    assert "holds a search of another space, workload, SLOs" in spoc("resume", copy, check=2).stderr
 
 
 def test_a_search_that_another_process_works_on_is_refused(small, searched):

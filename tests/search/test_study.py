@@ -175,7 +175,7 @@ def test_constraints_are_shares_of_the_limit():
 
 def test_a_folder_keeps_to_its_search(tmp_path):
     analytic.study(tmp_path, seed=1).run(2)
-    with pytest.raises(InputError, match="another space, workload, engine version or seed"):
+    with pytest.raises(InputError, match="another space, workload, SLOs, engine version or seed"):
         analytic.study(tmp_path, seed=2).run(2)
 
 
