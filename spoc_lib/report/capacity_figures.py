@@ -55,12 +55,12 @@ def capacities(answers: Sequence[Answer]) -> go.Figure:
     )
 
 
-def limits(curve: pd.DataFrame, clusters: Sequence[Cluster]) -> go.Figure:
-    """Max users of each cluster by the limit on one metric (top), and the ratio of the first two (below).
+def limits(curve: pd.DataFrame, clusters: Sequence[Cluster], *, ratio: bool) -> go.Figure:
+    """Max users of each cluster by the limit on one metric (top), and with `ratio` that of the first two (below).
 
     `curve`: columns metric, limit_s, cluster, users, low, high (`evidence.limit_curve`)."""
     metrics = list(dict.fromkeys(curve["metric"]))
-    rows = 2 if len(clusters) > 1 else 1
+    rows = 2 if ratio and len(clusters) > 1 else 1
     figure = make_subplots(
         rows=rows,
         cols=max(1, len(metrics)),

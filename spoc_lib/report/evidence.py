@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from spoc_lib.report.answer import Answer
+from spoc_lib.report.likeness import hindrances
 from spoc_lib.report.verdict import ratio, sentences, table
 from spoc_lib.sweep.compare import Swept, compare
 from spoc_lib.sweep.fit import cross, margins
@@ -68,11 +69,18 @@ def _named(answer: Answer) -> Swept:
     return replace(swept, answer={**swept.answer, "cluster": answer.cluster.name})
 
 
+def comparable(answers: list[Answer]) -> list[Answer]:
+    """The first answer and those that answer the same question as it."""
+    return [answer for answer in answers if answer is answers[0] or not hindrances(answer, answers[0])]
+
+
 def ratio_findings(answers: list[Answer]) -> list[str]:
     """How far the ratio of the clusters moves with the limits."""
-    if len(answers) < 2:
-        return ["One cluster only: run a second one to compare."]
-    known = ratios(answers).dropna(subset=["ratio"])
+    like = comparable(answers)
+    if len(like) < 2:
+        return ["One cluster only: run a second one to compare." if len(answers) < 2 else
+                "No ratio: none of the others answers the question of the first."]
+    known = ratios(like).dropna(subset=["ratio"])
     said = []
     for (cluster, metric), rows in known.groupby(["cluster", "metric"], sort=False):
         least, most = rows.loc[rows["ratio"].idxmin()], rows.loc[rows["ratio"].idxmax()]
@@ -243,7 +251,7 @@ def to_dict(answers: list[Answer], curve: pd.DataFrame) -> dict[str, Any]:
         "capacities": table(answers).to_dict("records"),
         "ratios": [
             {"first": answers[0].cluster.name, "second": other.cluster.name, "ratio": ratio(answers[0], other)}
-            for other in answers[1:]
+            for other in comparable(answers)[1:]
             if answers[0].users and other.users
         ],
         "limits": curve.to_dict("records"),

@@ -8,6 +8,7 @@ import pandas as pd
 
 from spoc_lib.config import SHARES
 from spoc_lib.report.answer import Answer
+from spoc_lib.report.likeness import hindrances
 
 #: Metrics of SLOs that are no abbreviation.
 METRICS = {
@@ -41,7 +42,7 @@ def table(answers: list[Answer]) -> pd.DataFrame:
 
 
 def sentences(answers: list[Answer]) -> list[str]:
-    """The verdict: one sentence a cluster, then the ratio of the first to each other one."""
+    """The verdict: one sentence a cluster, then the first against each other one."""
     found = [_one(answer) for answer in answers]
     known = [a for a in answers if a.users and a.resolved]
     found += [ratio_sentence(known[0], other) for other in known[1:]]
@@ -82,7 +83,11 @@ def ratio(first: Answer, second: Answer) -> tuple[float, float, float]:
 
 
 def ratio_sentence(first: Answer, second: Answer) -> str:
-    """How many times the users of the second the first holds, beside what their GPU counts would say."""
+    """How many times the users of the second the first holds, beside what their GPU counts would say; why there is no
+    ratio where they answer different questions."""
+    apart = hindrances(first, second)
+    if apart:
+        return f"{first.cluster.name} and {second.cluster.name} are not comparable: {'; '.join(apart)}."
     value, low, high = ratio(first, second)
     gpus = first.cluster.hardware.count / second.cluster.hardware.count
     return (

@@ -10,6 +10,7 @@ import pytest
 from spoc_lib import config
 from spoc_lib.core import schemas
 from spoc_lib.report.answer import Answer
+from spoc_lib.report.evidence import comparable, ratio_findings
 from spoc_lib.report.payer import Cards
 from spoc_lib.report.verdict import ratio, sentences
 
@@ -20,7 +21,7 @@ def answer(cluster: str, users: int | None, interval: list, verdict: str = "reso
     capacity = {
         "max_users": users, "interval": interval, "level": 0.9, "verdict": verdict, "reason": "nothing was missed",
         "next": "add rungs above 24 users", "binding": BINDING, "saturated": {"resource": "kv_blocks"},
-        "simulated": True,
+        "simulated": True, "gap_cap_s": 60.0, "rung_s": 400.0,
     }  # fmt: skip
     empty = [pd.DataFrame(columns=s.names) for s in (schemas.RUNGS, schemas.SLO_VERDICTS)]
     return Answer("run", Path("."), config.load_cluster(cluster), capacity, *empty, None, None, None, None)
@@ -45,3 +46,14 @@ def test_the_ratio_takes_the_widest_interval_that_both_allow():
     first, second = answer("sim-4xh100", 120, [110, 130]), answer("sim-2xh200", 100, [90, 125])
     assert ratio(first, second) == (1.2, 110 / 125, 130 / 90)
     assert "its GPU count alone would say 2" in sentences([first, second])[-1]
+
+
+def test_unlike_questions_get_no_ratio_but_the_reason():
+    first, second = answer("sim-4xh100", 120, [110, 130]), answer("sim-2xh200", 100, [90, 125])
+    second.capacity["gap_cap_s"] = 5.0
+    measured = answer("sim-2xh200", 100, [90, 125])
+    measured.capacity["simulated"] = False
+    said = sentences([first, second, measured])
+    assert "not comparable: other cap on think time (60 s against 5 s)." in said[-2]
+    assert "not comparable: other numbers (simulated against measured)." in said[-1]
+    assert comparable([first, second, measured]) == [first] and "No ratio" in ratio_findings([first, second])[0]
