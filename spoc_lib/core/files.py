@@ -83,3 +83,14 @@ def read_json(path: str | Path, what: str = "file") -> Any:
         raise InputError("unreadable", f"cannot read the {what} {path}: {error.strerror}") from error
     except orjson.JSONDecodeError as error:
         raise InputError("bad-json", f"the {what} {path} is not valid JSON: {error}") from error
+
+
+def read_record(path: str | Path, what: str, *needed: str) -> dict[str, Any]:
+    """A JSON file that is an object with the fields `needed`; InputError naming what is wrong or missing."""
+    found = read_json(path, what)
+    if not isinstance(found, dict):
+        raise InputError("bad-json", f"the {what} {path} is no JSON object: it was not written by the workbench")
+    for name in needed:
+        if name not in found:
+            raise InputError("bad-json", f"the {what} {path} has no '{name}': it was not written by the workbench")
+    return found

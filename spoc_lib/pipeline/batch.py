@@ -22,6 +22,7 @@ from spoc_lib.core.errors import GateError, InputError
 from spoc_lib.core.files import write_json
 from spoc_lib.pipeline.execute import Say, absolute, again, execute
 from spoc_lib.pipeline.parameters import check
+from spoc_lib.pipeline.repeat import as_recorded
 from spoc_lib.pipeline.runs import Run, outputs_dir
 from spoc_lib.report import index
 from spoc_lib.servers.process import GuardedProcess
@@ -206,7 +207,7 @@ def report(
     for run in opened:
         if run.stage_state("03")["state"] != "done":
             raise GateError("nothing-to-report", f"run '{run.id}' has no finished sweep; {again(run)}")
-    profile = profile or opened[0].stage_state("03")["parameters"]["profile"]
+    profile = profile or _told(opened[0])["profile"]
     _parameters(opened, profile, settings or {})  # refused before a folder exists
     comparison = Run.create(
         "report",
@@ -222,9 +223,14 @@ def report(
     return comparison
 
 
+def _told(run: Run) -> dict[str, Any]:
+    """The parameters of the run's sweep, with its own copies of the files that have changed or gone since."""
+    return as_recorded(run, run.stage_state("03"))
+
+
 def _parameters(runs: list[Run], profile: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     parameters = {
-        "cluster": runs[0].stage_state("03")["parameters"]["cluster"],
+        "cluster": _told(runs[0])["cluster"],
         "profile": profile,
         "runs": ",".join(str(run.folder) for run in runs),
         **settings,

@@ -41,7 +41,7 @@ def repeat(source: Run, *, stages: list[str], run_id: str = "", say: Say) -> Run
     if not stages or "runs" in source.state:
         raise InputError("nothing-to-repeat", f"run '{source.id}' has no finished notebook of its own to repeat: name "
                          "a run that `spoc run` made")
-    parameters = {number: _parameters(source, recorded[number]) for number in stages}
+    parameters = {number: as_recorded(source, recorded[number]) for number in stages}
     if "02" not in stages:
         parameters = {number: _with_flags(source, told) for number, told in parameters.items()}
     first = parameters[stages[0]]
@@ -64,7 +64,7 @@ def repeat(source: Run, *, stages: list[str], run_id: str = "", say: Say) -> Run
     return run
 
 
-def _parameters(source: Run, stage: Mapping[str, Any]) -> dict[str, Any]:
+def as_recorded(source: Run, stage: Mapping[str, Any]) -> dict[str, Any]:
     """The stage's parameters as they were, each file replaced by the run's copy where the original has changed."""
     parameters = {**stage["parameters"], "run_dir": ""}
     kept = stage.get("inputs") or {}

@@ -17,7 +17,7 @@ from typing import Any
 
 from spoc_lib.core.clock import Anchor
 from spoc_lib.core.errors import InputError, SpocError
-from spoc_lib.core.files import read_json, write_json
+from spoc_lib.core.files import read_record, write_json
 from spoc_lib.core.yamlfile import SHORT
 
 #: What may name a run, and so a folder.
@@ -109,8 +109,16 @@ class Run:
 
     @classmethod
     def all(cls) -> list[Run]:
-        """Every run in outputs/, by name."""
-        return [cls(path.parent) for path in sorted(outputs_dir().glob("[!.]*/run.json"))]
+        """Every run in outputs/, by name; one whose run.json cannot be read is left out (the index lists it)."""
+        return [run for path in sorted(outputs_dir().glob("[!.]*/run.json")) if (run := cls(path.parent)).readable]
+
+    @property
+    def readable(self) -> bool:
+        """Whether its run.json is whole."""
+        try:
+            return bool(self.state)
+        except InputError:
+            return False
 
     @property
     def state_path(self) -> Path:
@@ -120,7 +128,7 @@ class Run:
     @property
     def state(self) -> dict[str, Any]:
         """run.json as it stands now."""
-        return read_json(self.state_path, "run state")
+        return read_record(self.state_path, "run state", "run_id", "anchor", "stages")
 
     def update(self, **facts: Any) -> None:
         """Write facts into run.json, beside those that are there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -11,7 +12,7 @@ import pandas as pd
 
 from spoc_lib.config import Cluster, load_cluster
 from spoc_lib.core import schemas
-from spoc_lib.core.files import read_json
+from spoc_lib.core.files import read_record
 from spoc_lib.core.tables import read_table
 
 
@@ -33,7 +34,7 @@ class Answer:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """From a run folder with a finished sweep; InputError naming the file that is missing."""
-        state = read_json(folder / "run.json", "run state")
+        state = read_record(folder / "run.json", "run state", "run_id", "stages")
         found = {
             name: folder / part / "result.json"
             for name, part in (("workload", "workload"), ("search", "search"), ("sweep", "sweep"), ("nsight", "nsight"))
@@ -42,10 +43,10 @@ class Answer:
             state["run_id"],
             folder,
             _recorded_cluster(folder, state),
-            read_json(folder / "sweep" / "capacity.json", "capacity answer"),
+            read_record(folder / "sweep" / "capacity.json", "capacity answer", "verdict", "flags", "gap_cap_s"),
             read_table(folder / "sweep" / "rungs.parquet", schemas.RUNGS),
             read_table(folder / "sweep" / "slo_verdicts.parquet", schemas.SLO_VERDICTS),
-            **{name: read_json(path) if path.exists() else None for name, path in found.items()},
+            **{name: read_record(path, "stage result") if path.exists() else None for name, path in found.items()},
         )
 
     @property
@@ -138,13 +139,18 @@ def distinct(answers: list[Answer]) -> list[Answer]:
     ]
 
 
+def copies(folder: Path, stage: Mapping[str, Any]) -> dict[str, Path]:
+    """The copies that a run keeps of what a stage was told (cluster, profile, personas): {what: path}."""
+    return {what: folder / copy for what, copy in (stage.get("inputs") or {}).items() if (folder / copy).is_file()}
+
+
 def _recorded_cluster(folder: Path, state: dict[str, Any]) -> Cluster:
     """The cluster that a run's sweep was told, with the SLOs of its personas: the copies of both files that the run
     keeps, else the cluster's file as it is today."""
     from spoc_lib.workload.personas import with_persona_slos  # it brings the workload, which an index does without
 
     sweep = state["stages"]["03"]
-    kept = {what: folder / copy for what, copy in (sweep.get("inputs") or {}).items() if (folder / copy).is_file()}
+    kept = copies(folder, sweep)
     cluster = load_cluster(str(kept.get("cluster", sweep["parameters"]["cluster"])))
     if "personas" not in kept:
         return cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.core.files import read_json, write_text
+from spoc_lib.core.files import read_record, write_text
 from spoc_lib.report.page import STYLE
 
 #: Columns: heading, whether its cells are numbers.
@@ -78,7 +78,7 @@ def rebuild(outputs: Path) -> Path:
 
 def _row(folder: Path) -> Row:
     try:
-        state = read_json(folder / "run.json", "run state")
+        state = read_record(folder / "run.json", "run state", "anchor", "stages")
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(state["anchor"]["wall_s"]))
         verdict, users, sort_users, flags = _answer(folder)
         return Row(folder.name, state.get("cluster", "comparison"), _status(folder, state["stages"]), verdict, users,
@@ -125,9 +125,9 @@ def _answer(folder: Path) -> tuple[str, str, str, str]:
     path = folder / "sweep" / "capacity.json"
     if not path.exists():
         report = folder / "report.json"
-        said = read_json(report)["verdict"] if report.exists() else []
+        said = read_record(report, "report", "verdict")["verdict"] if report.exists() else []
         return said[-1] if said else "–", "", "", "–"  # the last sentence is the ratio where there are several clusters
-    answer = read_json(path, "capacity answer")
+    answer = read_record(path, "capacity answer")
     users, label = answer.get("max_users"), "simulated" if answer.get("simulated") else "measured"
     flags = " ".join(f"{k}={v}" for k, v in (answer.get("flags") or {}).items()) or "vLLM's defaults"
     if users is None or answer.get("verdict") != "resolved":

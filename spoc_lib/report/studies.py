@@ -15,7 +15,7 @@ import pandas as pd
 
 from spoc_lib.config import Profile, load_profile
 from spoc_lib.core.files import plain, read_json, write_json
-from spoc_lib.report.answer import Answer
+from spoc_lib.report.answer import Answer, copies
 from spoc_lib.report.paper_claims import BUDGETS
 
 if TYPE_CHECKING:
@@ -42,16 +42,18 @@ class Study:
 
 
 def profile_of(answer: Answer) -> Profile:
-    """The profile that the run was swept under."""
-    return load_profile(read_json(answer.folder / "run.json")["stages"]["03"]["parameters"]["profile"])
+    """The profile that the run was swept under: the copy that the run keeps, else the file as it is today."""
+    sweep = read_json(answer.folder / "run.json")["stages"]["03"]
+    return load_profile(str(copies(answer.folder, sweep).get("profile", sweep["parameters"]["profile"])))
 
 
 def case_of(answer: Answer) -> Case:
     """The question that the run's sweep asked: its flags, its personas, its gap cap, its seed."""
     from spoc_lib.sweep.cases import Case
 
-    asked = read_json(answer.folder / "run.json")["stages"]["03"]["parameters"]
-    personas = asked.get("personas") or answer.cluster.personas
+    sweep = read_json(answer.folder / "run.json")["stages"]["03"]
+    asked = sweep["parameters"]
+    personas = str(copies(answer.folder, sweep).get("personas", asked.get("personas") or answer.cluster.personas))
     return Case.of(
         answer.cluster,
         profile_of(answer),

@@ -46,6 +46,16 @@ def test_latest_is_the_newest_of_that_cluster():
         Run.latest("absent")
 
 
+def test_a_damaged_run_stands_in_no_other_runs_way(outputs):
+    newest = Run.create("a", facts={"cluster": "a"})
+    for name, text in (("cut", '{"half'), ("other", "[]"), ("less", "{}")):
+        (outputs / name).mkdir()
+        (outputs / name / "run.json").write_text(text)
+        with pytest.raises(InputError, match="run.json"):
+            Run.open(name).stage_state("03")
+    assert Run.latest("a") == newest and Run.all() == [newest]
+
+
 def test_one_writer_at_a_time():
     run = Run.create("c")
     with run.exclusive(), pytest.raises(InputError, match="another process"), Run(run.folder).exclusive():

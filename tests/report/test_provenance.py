@@ -14,11 +14,14 @@ import yaml
 
 from spoc_lib import config
 from spoc_lib.core import schemas, stamp
+from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
 from spoc_lib.core.tables import TableAppender, read_table, write_table
-from spoc_lib.pipeline import record, repeat
+from spoc_lib.pipeline import batch, record, repeat
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import digests, html, provenance
+from spoc_lib.report.answer import Answer
+from spoc_lib.report.studies import profile_of
 from spoc_lib.workload import build_script
 from spoc_lib.workload.fingerprint import script_sha256
 
@@ -112,11 +115,37 @@ def test_a_repeat_takes_the_files_that_the_run_kept_where_they_have_changed(made
     folder = tmp_path / "run"
     kept = record.keep_inputs(folder, config.load_cluster(str(mine)), told)
     source = SimpleNamespace(folder=folder)
-    assert repeat._parameters(source, {"parameters": told, "inputs": kept}) == {**told, "run_dir": ""}
+    assert repeat.as_recorded(source, {"parameters": told, "inputs": kept}) == {**told, "run_dir": ""}
     mine.write_text(mine.read_text().replace("count: 4", "count: 2"))
-    again = repeat._parameters(source, {"parameters": told, "inputs": kept})
+    again = repeat.as_recorded(source, {"parameters": told, "inputs": kept})
     assert config.load_cluster(again["cluster"]).hardware.count == 4 and again["seed"] == 7
     assert again["profile"] == "quick" and again["personas"] == ""
+
+
+def test_a_report_asks_the_files_that_its_run_kept(made_run, tmp_path):
+    run = Run(made_run(tmp_path / "run", 120, seed=1))
+    mine = {}
+    for what in ("cluster", "profile"):
+        mine[what] = tmp_path / f"{what}.yaml"
+        source = {"cluster": "clusters/sim-4xh100.yaml", "profile": "profiles/quick.yaml"}[what]
+        mine[what].write_text((config.data_dir() / source).read_text())
+    told = run.stage_state("03")["parameters"] | {what: str(path) for what, path in mine.items()}
+    run.set_stage("03", parameters=told, inputs=record.keep_inputs(run.folder, config.load_cluster("sim-4xh100"), told))
+    mine["profile"].write_text(mine["profile"].read_text().replace("gap_cap_s: 60", "gap_cap_s: 6"))
+    mine["cluster"].unlink()
+    asked = batch._parameters([run], batch._told(run)["profile"], {})
+    assert config.load_cluster(asked["cluster"]).name == "sim-4xh100"
+    assert config.load_profile(asked["profile"]).gap_cap_s == 60 == profile_of(Answer.read(run.folder)).gap_cap_s
+
+
+@pytest.mark.parametrize("name, text", [
+    *((name, text) for name in ("run.json", "sweep/capacity.json", "sweep/result.json") for text in ("", "[]")),
+    ("run.json", "{}"), ("sweep/capacity.json", "{}")])  # fmt: skip
+def test_a_damaged_file_of_a_run_is_one_sentence(made_run, tmp_path, name, text):
+    folder = made_run(tmp_path / "run", 120, seed=1)
+    (folder / name).write_text(text)
+    with pytest.raises(InputError, match=re.escape(str(folder / name))):
+        Answer.read(folder)
 
 
 def test_a_repeat_without_the_search_serves_with_the_flags_that_it_had_found(tmp_path):
