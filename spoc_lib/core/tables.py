@@ -44,6 +44,14 @@ def write_table(path: str | Path, rows: Rows, schema: pa.Schema) -> Path:
     return Path(path)
 
 
+def need_whole(path: Path) -> None:
+    """InputError where a Parquet file is cut off or none at all; reads its footer only."""
+    try:
+        pq.read_schema(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InputError("bad-table", f"{path} is not a readable Parquet file: {error}") from error
+
+
 def read_table(path: str | Path, schema: pa.Schema) -> pd.DataFrame:
     """Read a table of the workbench; InputError when it is absent, damaged, or lacks columns of `schema`."""
     path = Path(path)

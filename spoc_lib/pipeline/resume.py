@@ -3,10 +3,14 @@ results of the same earlier stages."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from spoc_lib import config
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json
+from spoc_lib.core.tables import need_whole
 from spoc_lib.pipeline.parameters import STAGES, Common
+from spoc_lib.pipeline.record import RESULTS
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.pipeline.stage import with_workload
 from spoc_lib.report import digests
@@ -24,6 +28,7 @@ def why_again(run: Run, number: str, now: Common) -> str:
     notebook = run.folder / f"{stage.notebook}.ipynb"
     try:
         then = read_json(run.folder / stage.folder / "result.json", "stage result")["provenance"]["data_sha256"]
+        _read_all(run.folder / stage.folder)
         ended = not notebook.exists() or (read_json(notebook)["metadata"].get("papermill") or {}).get("end_time")
     except (InputError, KeyError, TypeError, AttributeError):
         return "what it left cannot be read"
@@ -34,6 +39,14 @@ def why_again(run: Run, number: str, now: Common) -> str:
         return f"done before with another content of: {', '.join(files)}"
     newer = outdated(run.state["stages"], number)
     return f"done before {' and '.join(newer)} ran again" if newer else ""
+
+
+def _read_all(folder: Path) -> None:
+    """Open the results and tables of a stage; InputError for one that is damaged."""
+    for path in (folder / name for name in RESULTS if (folder / name).exists()):
+        read_json(path, "stage result")
+    for path in folder.glob("*.parquet"):
+        need_whole(path)
 
 
 def _changed_files(then: dict[str, str], now: Common) -> list[str]:

@@ -42,8 +42,10 @@ def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
                 time.sleep(SCHEMA_WAIT_S)
                 continue
             shown = make_url(url).render_as_string(hide_password=True)
-            raise InputError("bad-storage", f"the study's database {shown} cannot be used: "
-                             f"{type(error).__name__}") from error
+            file = make_url(url).database if url.startswith("sqlite") else None
+            fix = f": remove {file}, and its trials are measured again" if file else ""
+            raise InputError("bad-storage", f"the study's database {shown} cannot be used ({type(error).__name__}){fix}"
+                             ) from error
     raise AssertionError("unreachable")
 
 

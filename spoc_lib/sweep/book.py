@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from spoc_lib.config import Cluster, Slo
+from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import plain, read_json, to_json, write_json
 from spoc_lib.core.schemas import RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table
@@ -90,14 +91,14 @@ class RungBook:
         path = self.path(number) / "rung.json"
         known_by: dict[str, Any] = plain({**key, **self.asked})
         if path.exists():
-            known = _restored(read_json(path, "rung"))
+            known = _on_disk(path)
             if known.key == known_by:
                 return known
         record = play()
         found = self._summarised(number, known_by, record, budget, on_ladder)
         store(record, path.parent)
         write_json(path, asdict(found))
-        return _restored(read_json(path, "rung"))
+        return _on_disk(path)
 
     def _summarised(self, number: int, key: dict[str, Any], record: RungRecord, budget: int | None,
                     on_ladder: bool) -> Entry:
@@ -165,6 +166,15 @@ def asked_of(cluster: Cluster, users: FreshUsers, seed: int) -> dict[str, Any]:
                     twin.passport().get("calibration_id")]
     return {"server": server, "server_sha256": hashlib.sha256(to_json(made_of).encode()).hexdigest(),
             "script_sha256": script_sha256(users.plain(0)), "gap_cap_s": users.gap_cap_s, "seed": seed}
+
+
+def _on_disk(path: Path) -> Entry:
+    """The entry in a rung.json; InputError, with the way on, where it is damaged."""
+    try:
+        return _restored(read_json(path, "rung"))
+    except (InputError, KeyError, TypeError, AttributeError) as error:
+        raise InputError("bad-rung", f"the rung {path} is damaged ({error}): remove it, and it is played again"
+                         ) from error
 
 
 def _restored(stored: dict[str, Any]) -> Entry:

@@ -79,10 +79,11 @@ def test_a_finished_stage_stays_until_its_files_or_the_stages_before_it_are_othe
     assert _again(run, "03") == "done before with another content of: cluster"
 
 
-@pytest.mark.parametrize("spoiled", ["", "{", "[]", "{}"])
-def test_a_finished_stage_whose_result_is_spoiled_runs_again(finished, spoiled):
+@pytest.mark.parametrize("name, text", [
+    *(("result.json", text) for text in ("", "{", "[]", "{}")), ("capacity.json", "{"), ("rungs.parquet", "PAR1")])
+def test_a_finished_stage_that_left_something_spoiled_runs_again(finished, name, text):
     run, _ = finished
-    (run.folder / "sweep" / "result.json").write_text(spoiled)
+    (run.folder / "sweep" / name).write_text(text)
     assert _again(run, "03") == "what it left cannot be read"
 
 

@@ -187,6 +187,13 @@ def test_an_unusable_database_is_one_sentence_without_the_password():
         open_storage("nonsense")
 
 
+def test_a_database_that_is_cut_off_says_which_file_to_remove(tmp_path):
+    analytic.study(tmp_path).run(2)
+    os.truncate(tmp_path / "study.db", 300)
+    with pytest.raises(InputError, match=f"remove {tmp_path / 'study.db'}, and its trials are measured again"):
+        analytic.study(tmp_path).run(2)
+
+
 def test_a_locked_database_is_one_sentence_and_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(search_storage, "LOCK_WAIT_S", 0.1)
     study = analytic.study(tmp_path)

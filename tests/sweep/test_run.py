@@ -122,6 +122,13 @@ def test_a_sweep_that_was_cut_off_pays_for_no_rung_twice(swept, tmp_path, monkey
     before = len(played)
     run_sweep(cluster(), profile(), {}, tmp_path, factory, confirm_http=False)
     assert len(played) == before and len(climbs) == 1
+    rung = tmp_path / "rungs" / "01" / "rung.json"
+    whole = rung.read_text()
+    for spoiled in (whole[:300], "[]", "{}"):
+        rung.write_text(spoiled)
+        with pytest.raises(InputError, match="01/rung.json is damaged .*: remove it, and it is played again"):
+            run_sweep(cluster(), profile(), {}, tmp_path, factory, confirm_http=False)
+    rung.write_text(whole)
     changed = run_sweep(cluster(), profile(), {"max_num_seqs": 64}, tmp_path, factory, confirm_http=False)
     assert len(played) > before and changed.capacity["flags"] == {"max_num_seqs": 64}
 
