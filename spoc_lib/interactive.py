@@ -6,6 +6,7 @@ Everything here is what the numbered notebooks call too; nothing starts a server
 from __future__ import annotations
 
 import html
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,22 +24,25 @@ if TYPE_CHECKING:
     from spoc_lib.report.comparison import Compared
     from spoc_lib.sweep.quick import QuickCapacity
 
+#: In fewer simulated seconds a try sees too few answers to judge.
+LEAST_MEASURED_S = 10.0
+
 
 def clusters() -> list[str]:
     """Names of the clusters that ship, for `cluster`."""
     return config.names("clusters")
 
 
-def cluster(name_or_path: str = "sim-4xh100") -> Cluster:
+def cluster(name_or_path: str | os.PathLike[str] = "sim-4xh100") -> Cluster:
     """A cluster by its name in data/clusters/ or by the path of a YAML file; InputError names the faulty field."""
     from spoc_lib.workload.personas import with_persona_slos
 
-    return with_persona_slos(config.load_cluster(name_or_path))
+    return with_persona_slos(config.load_cluster(os.fspath(name_or_path)))
 
 
-def quick_capacity(cluster: Cluster | str, *, profile: str = "quick", seed: int = 1, gap_cap_s: float | None = None,
-                   measured_s: float = 120.0, near: int | None = None, progress: bool = True,
-                   **flags: FlagValue) -> Capacity:
+def quick_capacity(cluster: Cluster | str | os.PathLike[str], *, profile: str = "quick", seed: int = 1,
+                   gap_cap_s: float | None = None, measured_s: float = 120.0, near: int | None = None,
+                   progress: bool = True, **flags: FlagValue) -> Capacity:
     """How many users the cluster's twin holds under its SLOs: seconds of bisection on the virtual clock, no server.
 
     flags: vLLM's, as words: `quick_capacity(c, max_num_seqs=64)`; gap_cap_s: cap on think time (None: the profile's);
@@ -48,10 +52,13 @@ def quick_capacity(cluster: Cluster | str, *, profile: str = "quick", seed: int 
     """
     from spoc_lib.sweep.cases import Case
 
-    chosen = globals()["cluster"](cluster) if isinstance(cluster, str) else cluster
+    chosen = cluster if isinstance(cluster, Cluster) else globals()["cluster"](cluster)
     if not chosen.simulated:
         raise InputError("no-twin", f"cluster '{chosen.name}' is a real engine, which only load can measure: run "
                          f"`spoc run {chosen.name}`, or ask one of {', '.join(_simulated())}")
+    if not measured_s >= LEAST_MEASURED_S:
+        raise InputError("too-short", f"measured_s must be at least {LEAST_MEASURED_S:g} simulated seconds, not "
+                         f"{measured_s:g}: hardly an answer ends in less")
     work = config.load_profile(profile)
     case = Case.of(chosen, work, dict(flags), seed=seed, near=near or chosen.search.target_users,
                    measured_s=measured_s, **({} if gap_cap_s is None else {"gap_cap_s": gap_cap_s}))

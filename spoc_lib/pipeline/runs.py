@@ -99,11 +99,11 @@ class Run:
 
     @classmethod
     def latest(cls, cluster: str) -> Run:
-        """The newest run of a cluster, for `--resume`."""
+        """The newest run of a cluster; InputError where there is none."""
         runs = [run for run in cls.all() if run.state.get("cluster") == cluster]
         if not runs:
             raise InputError(
-                "nothing-to-resume", f"there is no run of cluster '{cluster}' to resume: leave out --resume"
+                "no-run-yet", f"there is no run of cluster '{cluster}' in {outputs_dir()}: begin one, without --resume"
             )
         return max(runs, key=lambda run: run.state["anchor"]["wall_s"])
 

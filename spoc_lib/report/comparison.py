@@ -92,6 +92,9 @@ class Compared:
             return f"{self.subject}: no difference shown ({counts}; {bounds})."
         return f"{self.subject}: {self.ratio - 1:+.0%} users ({counts}; {bounds}){self._because()}."
 
+    def __repr__(self) -> str:
+        return self.sentence
+
     def _because(self) -> str:
         sign = 1 if self.verdict == "fewer" else -1
         told = next((cause for cause in self.causes if cause.apart == sign), None)

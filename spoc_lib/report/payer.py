@@ -34,7 +34,10 @@ class Cards:
 
 
 class ShownAnswer(Answer):
-    """An answer that shows itself as its card."""
+    """An answer that shows itself as its card, or in a terminal as its sentence."""
+
+    def __repr__(self) -> str:
+        return sentences([self])[0]
 
     def _repr_html_(self) -> str:
         return Cards([self])._repr_html_()

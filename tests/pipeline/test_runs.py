@@ -42,7 +42,7 @@ def test_latest_is_the_newest_of_that_cluster():
     newest = Run.create("a", facts={"cluster": "a"})
     Run.create("b", facts={"cluster": "b"})
     assert Run.latest("a") == newest
-    with pytest.raises(InputError, match="leave out --resume"):
+    with pytest.raises(InputError, match="begin one, without --resume"):
         Run.latest("absent")
 
 

@@ -3,6 +3,7 @@ gallery notebook as a user runs it, twice."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,9 @@ def test_a_cluster_offers_its_fields_and_shows_itself():
     (lambda: spoc.cluster("sim-4xh1000"), "use one of sim-2xh200, sim-4xh100"),
     (lambda: spoc.quick_capacity("vllm-cpu"), "is a real engine"),
     (lambda: spoc.quick_capacity("sim-4xh100", max_num_sqes=3), "field 'max_num_sqes': no such field"),
+    (lambda: spoc.quick_capacity("sim-4xh100", measured_s=0), "measured_s must be at least 10"),
+    (lambda: spoc.cluster(Path("nowhere.yaml")), "unknown cluster 'nowhere.yaml'"),
+    (lambda: spoc.latest("nowhere"), "no run of cluster 'nowhere'"),
     (lambda: spoc.run("nowhere"), "no run 'nowhere'"),
     (lambda: spoc.compare("nowhere", "nor here"), "no run 'nowhere'"),
 ])  # fmt: skip
@@ -47,6 +51,12 @@ def test_errors_read_well(ask, words):
         ask()
     assert words in caught.value.message
     assert caught.value._render_traceback_() == [f"InputError [{caught.value.code}]: {caught.value.message}"]
+
+
+def test_runs_and_comparisons_are_a_sentence_in_a_terminal(made_run, tmp_path):
+    one, other = (spoc.run(str(made_run(tmp_path / name, truth, seed=1))) for name, truth in (("a", 120), ("b", 90)))
+    assert re.fullmatch(r"4 × H100 .*: \d+ users \(.*\), simulated; .*", repr(one))
+    assert re.fullmatch(r"\[b of .* against a of .*: -\d+% users .*\]", repr(spoc.compare(one, other)))
 
 
 @pytest.fixture(scope="module")
