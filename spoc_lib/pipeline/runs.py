@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from spoc_lib.core.clock import Anchor
 from spoc_lib.core.errors import InputError, SpocError
@@ -93,8 +92,11 @@ class Run:
         one by one share a run by its folder's name."""
         path = Path(os.path.expanduser(folder))
         if os.sep in folder and not os.path.isfile(path / "run.json") and os.path.isdir(path.parent):
-            with contextlib.suppress(InputError):  # somebody else was faster: then it is there
+            try:
                 return cls.create(path.name, path.name, facts, path.parent.resolve())
+            except InputError as error:
+                if error.code != "run-exists":  # else somebody was faster, and it is there
+                    raise
         return cls.open(folder)
 
     @classmethod
@@ -152,13 +154,19 @@ class Run:
     def exclusive(self) -> Iterator[None]:
         """Hold the run for one writer; InputError when another process is at work in it."""
         with open(self.folder / ".lock", "w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    "run-busy",
-                    f"another process is working on run '{self.id}': wait for it or choose another --run-id",
-                ) from None
+            lock(handle, f"run '{self.id}': wait for it or choose another --run-id")
             for half in self.folder.rglob(".*.part"):  # what a killed writer had not finished
                 half.unlink(missing_ok=True)
             yield
+
+
+def lock(handle: IO[str] | int, what: str, *, wait_s: float = 0.0) -> None:
+    """Lock an open file until it is closed; InputError when another process holds it for longer than `wait_s`."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise InputError("run-busy", f"another process is working on {what}") from None
+        time.sleep(0.2)

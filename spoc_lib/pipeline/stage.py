@@ -19,9 +19,14 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
 from spoc_lib.pipeline import record
 from spoc_lib.pipeline.parameters import STAGES, Common, from_notebook
-from spoc_lib.pipeline.runs import Run
+from spoc_lib.pipeline.runs import Run, lock
 from spoc_lib.report import style
 from spoc_lib.servers.commands import flag_arguments
+
+#: How long a stage waits for the process that is at it: a killed run's kernel ends a second or two after it.
+WAIT_S = 10.0
+#: The stages that this process is at, each held against other processes: the notebook's number to its open lock file.
+_HELD: dict[str, tuple[Path, int]] = {}
 
 
 @dataclass
@@ -132,6 +137,7 @@ class Stage:
             record.into_results(self.run.folder, made)
         self.run.set_stage(self.number, state="done", finished_wall_s=time.time(), findings=findings,
                            finishes=self.run.finishes(self.number) + 1)
+        _release(self.number)
 
     def _origin(self) -> str:
         if getattr(self.parameters, "trace", ""):
@@ -190,11 +196,34 @@ def begin(number: str, namespace: dict[str, Any]) -> Stage:
     run = _told_run(number, cluster, parameters, facts) if parameters.run_dir else \
         _begun_before(namespace, number, parameters) or Run.create(cluster.name, facts=facts)
     stage = Stage(number, run, parameters, with_workload(cluster, parameters), profile)
+    _hold(stage)
     inputs = record.begin(stage)
     _prepare(stage, inputs)
     run.set_stage(number, state="running", started_wall_s=time.time(), parameters=parameters.model_dump(),
                   inputs=inputs, reads={other: run.finishes(other) for other in STAGES[number].reads})
     return stage
+
+
+def _hold(stage: Stage) -> None:
+    """Keep every other process from this stage of this run until it is finished, or this process (a notebook's kernel)
+    ends or begins the notebook for another run; InputError when another one is at it."""
+    path = stage.run.folder / f".{stage.number}.lock"
+    if stage.number in _HELD and _HELD[stage.number][0] == path and path.exists():
+        return
+    _release(stage.number)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        lock(handle, f"notebook {stage.number} of run '{stage.run.id}': wait for it, end its kernel, or name another "
+                     "run_dir", wait_s=WAIT_S)
+    except InputError:
+        os.close(handle)
+        raise
+    _HELD[stage.number] = path, handle
+
+
+def _release(number: str) -> None:
+    if number in _HELD:
+        os.close(_HELD.pop(number)[1])
 
 
 def _told_run(number: str, cluster: config.Cluster, parameters: Common, facts: dict[str, Any]) -> Run:

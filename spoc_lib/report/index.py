@@ -93,7 +93,7 @@ def _status(folder: Path, stages: dict[str, Any]) -> str:
     for bad in ("failed", "interrupted", "running"):
         at = [number for number, state in states.items() if state == bad]
         if at:
-            word = "stopped" if bad == "running" and not _busy(folder) else bad
+            word = "stopped" if bad == "running" and not _busy(folder, at) else bad
             return f"{word} in {', '.join(at)}"
     old = [number for number in states if outdated(stages, number)]
     if old:
@@ -108,10 +108,14 @@ def outdated(stages: dict[str, Any], number: str) -> list[str]:
             if stages.get(other, {}).get("finishes", 0) != then]
 
 
-def _busy(folder: Path) -> bool:
-    """Whether a process holds the run."""
+def _busy(folder: Path, stages: list[str]) -> bool:
+    """Whether a process holds the run, or (plain papermill, JupyterLab) one of its `stages`."""
+    return any(_held(folder / name) for name in (".lock", *(f".{number}.lock" for number in stages)))
+
+
+def _held(lock: Path) -> bool:
     try:
-        with open(folder / ".lock") as handle:
+        with open(lock) as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

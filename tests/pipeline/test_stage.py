@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,23 @@ def test_a_finished_search_whose_files_changed_begins_anew_and_a_sweep_keeps_its
     for number in ("02", "03"):
         pipeline.begin(number, run.stage_state(number)["parameters"])
     assert [made.exists() for made in measured] == [False, True]
+
+
+def test_a_stage_of_a_run_is_one_process_at_a_time(finished):
+    run, path = finished
+    told = run.stage_state("03")["parameters"]
+    code = (f"from spoc_lib.pipeline import stage; stage.WAIT_S = 0.5; "
+            f"stage.begin('03', {told | {'gap_cap_s': 5.0}!r})")
+    stage = pipeline.begin("03", told)
+    assert pipeline.begin("03", told).run == run  # a cell that is run again
+    assert next(row.status for row in index.rows(run.folder.parent)) == "running in 03"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "another process is working on notebook 03 of run 'mine'" in other.stderr
+    assert run.stage_state("03")["parameters"] == told, "what is told of the run is what runs"
+    stage.finish({}, [])
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_run_dir_that_can_be_no_run_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(InputError, match="must be a plain name"):
+        pipeline.begin("03", {"run_dir": str(tmp_path / "a b")})
