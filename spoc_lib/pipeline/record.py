@@ -113,7 +113,7 @@ def into_notebook(path: Path, made: Mapping[str, Any]) -> None:
     import nbformat
 
     document = nbformat.read(path, as_version=4)
-    document.metadata["spoc"] = nbformat.from_dict(dict(made))
+    document.metadata[provenance.MARK] = nbformat.from_dict(dict(made))
     write_text(path, nbformat.writes(document))
 
 

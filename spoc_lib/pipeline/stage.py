@@ -20,7 +20,7 @@ from spoc_lib.core.files import read_json, write_json
 from spoc_lib.pipeline import record
 from spoc_lib.pipeline.parameters import STAGES, Common, from_notebook
 from spoc_lib.pipeline.runs import Run, lock
-from spoc_lib.report import style
+from spoc_lib.report import provenance, style
 from spoc_lib.servers.commands import flag_arguments
 
 #: How long a stage waits for the process that is at it: a killed run's kernel ends a second or two after it.
@@ -138,6 +138,7 @@ class Stage:
         self.run.set_stage(self.number, state="done", finished_wall_s=time.time(), findings=findings,
                            finishes=self.run.finishes(self.number) + 1)
         _release(self.number)
+        provenance.show(made)
 
     def _origin(self) -> str:
         if getattr(self.parameters, "trace", ""):

@@ -14,6 +14,7 @@ from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 
 from spoc_lib.core.files import write_text
+from spoc_lib.report import provenance
 from spoc_lib.report.asked import alternative
 from spoc_lib.report.page import STYLE
 from spoc_lib.report.style import CONFIG
@@ -48,6 +49,9 @@ def render(notebook: Path, page: Path, title: str, siblings: dict[str, str]) -> 
     notebook's provenance (`metadata.spoc`) stands in the page as JSON and, in a line, at its end.
     """
     document = nbformat.read(notebook, as_version=4)
+    for cell in document.cells:  # the page says it in its footer
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if provenance.MARK not in output.get("metadata", {})]
     figures = _place_figures(document)
     exporter = HTMLExporter(template_name="basic")
     body, _ = exporter.from_notebook_node(document)
@@ -58,7 +62,7 @@ def render(notebook: Path, page: Path, title: str, siblings: dict[str, str]) -> 
     return write_text(page, _PAGE.format(
         title=escape_html.escape(title), style=STYLE, body=body, links=links,
         plotly=f"<script>{get_plotlyjs()}</script>" if figures else "",
-        footer=_footer(document.metadata.get("spoc") or {}),
+        footer=_footer(document.metadata.get(provenance.MARK) or {}),
         script=_SCRIPT if figures else "",
     ))  # fmt: skip
 
@@ -71,11 +75,8 @@ def _footer(made: Mapping[str, Any]) -> str:
     """The provenance: a line for people, all of it for programs."""
     if not made:
         return ""
-    client = made["client"]
-    line = (f"SPOC {made['spoc']}, git {made['git']}, Python {made['python']}; seed {made['seeds']['workload']}; "
-            f"{made['seconds']:.0f} s on {client['cores']} cores of {client['cpu']}; {made['finished']}")
     data = json.dumps(made, sort_keys=True).replace("</", "<\\/")
-    return (f'<footer>{escape_html.escape(line)}</footer>'
+    return (f'<footer>{escape_html.escape(provenance.line(made))}</footer>'
             f'<script type="application/json" id="provenance">{data}</script>')
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spoc_lib.config import Cluster, Profile, load_gpu, load_model
-from spoc_lib.core.files import read_json
+from spoc_lib.core.files import plain, read_json
 from spoc_lib.core.version import VERSION
 
 PACKAGES = (
@@ -36,6 +36,25 @@ PACKAGES = (
 )
 #: Parameters that say where a run stands, not what it asked.
 PLACES = ("run_dir", "runs")
+#: What the record is called in a notebook's metadata, and in that of the output that shows it.
+MARK = "spoc"
+
+
+def line(made: Mapping[str, Any]) -> str:
+    """The record in a line for people."""
+    client = made["client"]
+    return (f"SPOC {made['spoc']}, git {made['git']}, Python {made['python']}; seed {made['seeds']['workload']}; "
+            f"{made['seconds']:.0f} s on {client['cores']} cores of {client['cpu']}; {made['finished']}")
+
+
+def show(made: Mapping[str, Any]) -> None:
+    """Leave the record in the notebook that runs, as a line with all of it in the output's metadata: whoever executes
+    the notebook (papermill, JupyterLab) saves it with it. Nothing outside of a notebook."""
+    from IPython import get_ipython
+    from IPython.display import display
+
+    if get_ipython() is not None:
+        display({"text/plain": line(made)}, metadata={MARK: plain(dict(made))}, raw=True)
 
 
 def collect(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 
 from spoc_lib import pipeline
 from spoc_lib.core.errors import InputError
@@ -134,3 +136,15 @@ def test_a_stage_of_a_run_is_one_process_at_a_time(finished):
 def test_a_run_dir_that_can_be_no_run_is_refused_with_the_reason(tmp_path):
     with pytest.raises(InputError, match="must be a plain name"):
         pipeline.begin("03", {"run_dir": str(tmp_path / "a b")})
+
+
+def test_the_notebook_that_runs_keeps_the_provenance(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPOC_OUTPUTS", str(tmp_path))
+    InteractiveShell.instance()
+    with capture_output() as shown:
+        stage = pipeline.begin("03", {})
+        stage.finish({}, [])
+    InteractiveShell.clear_instance()
+    (output,) = shown.outputs
+    assert output.metadata["spoc"] == read_json(stage.folder / "result.json")["provenance"]
+    assert output.data["text/plain"].startswith("SPOC ")

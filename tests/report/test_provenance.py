@@ -89,12 +89,14 @@ def test_results_notebook_and_page_carry_it(tmp_path):
     record.into_results(tmp_path, made)
     assert read_json(tmp_path / "capacity.json")["provenance"]["git"] == made["git"]
     assert read_json(tmp_path / "search.json") == {"strict": True}, "working papers stay as they are"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# T")]), tmp_path / "n.ipynb")
+    last = nbformat.v4.new_code_cell("stage.finish()", outputs=[nbformat.v4.new_output(
+        "display_data", {"text/plain": provenance.line(made)}, metadata={"spoc": made})])
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# T"), last]), tmp_path / "n.ipynb")
     record.into_notebook(tmp_path / "n.ipynb", made)
     page = html.render(tmp_path / "n.ipynb", tmp_path / "n.html", "T", {}).read_text()
     inside = re.search(r'<script type="application/json" id="provenance">(.*?)</script>', page)
     assert json.loads(inside[1]) == json.loads(json.dumps(made))
-    assert f"git {made['git']}" in page.split("<footer>")[1]
+    assert f"git {made['git']}" in page.split("<footer>")[1] and page.count(f"git {made['git']}") == 1, "said once"
 
 
 def test_a_repeat_says_what_differs_and_how_the_figures_stand(made_run, tmp_path, monkeypatch):
