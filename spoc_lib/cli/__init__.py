@@ -17,6 +17,9 @@ MACHINE = {
     errno.EFBIG: "a file reached the size limit of this process: raise it (ulimit -f), then go on with --resume",
     errno.EROFS: "the file system is read-only: set SPOC_OUTPUTS to a folder that can be written",
     errno.EACCES: "permission denied",
+    errno.EEXIST: "a file stands where a folder is wanted: name another --out or SPOC_OUTPUTS",
+    errno.ENOTDIR: "a file stands where a folder is wanted: name another --out or SPOC_OUTPUTS",
+    errno.EISDIR: "a folder stands where a file is wanted: name another --out",
     errno.EMFILE: "no file handles are left in this process: raise the limit (ulimit -n 65536)",
     errno.ENFILE: "no file handles are left on this machine",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spoc_lib.cli import main
 from spoc_lib.core.errors import InputError
 from spoc_lib.pipeline.execute import choose_stages, run_cluster
 from spoc_lib.pipeline.runs import Run
@@ -98,3 +99,12 @@ def test_the_index_lists_whole_and_damaged_runs(outputs):
     (outputs / "bad" / "run.json").write_text('{"half')
     page = index.rebuild(outputs).read_text()
     assert "good" in page and "damaged" in page and "c&lt;script&gt;" in page
+
+
+def test_a_file_where_a_folder_is_wanted_is_one_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPOC_OUTPUTS", str(tmp_path / "file"))
+    monkeypatch.setattr("sys.argv", ["spoc", "run", "sim-4xh100"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1 and "spoc: a file stands where a folder is wanted" in capsys.readouterr().err
