@@ -147,7 +147,8 @@ def _naive(other: Swept, reference: Swept) -> dict[str, float]:
 
 
 def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole and math.isfinite(part) and math.isfinite(whole) else None
+    """None, too, for a capacity of 0: no rung met the limit, which bounds it by the ladder's lowest and counts none."""
+    return part / whole if part and whole and math.isfinite(part) and math.isfinite(whole) else None
 
 
 def _finite(value: float) -> float | None:

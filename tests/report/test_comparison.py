@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -9,6 +12,7 @@ from spoc_lib.cli.app import app
 from spoc_lib.core.errors import InputError
 from spoc_lib.report.answer import Answer, distinct
 from spoc_lib.report.comparison import against, compare_runs
+from spoc_lib.sweep.compare import Swept, compare
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +79,12 @@ def test_the_command_fails_on_a_regression_and_only_on_one(made_run, tmp_path):
     assert done.exit_code == 1 and "% users" in done.output and "parametric bootstrap" in done.output
     assert run(app, ["compare", paths[0], paths[1]]).exit_code == 0
     assert run(app, ["compare", paths[0], paths[2], "--fail-on-regression"]).exit_code == 0
+
+
+def test_a_cluster_whose_rungs_all_miss_a_limit_has_no_ratio_there(made_run, tmp_path):
+    whole = Swept.read(made_run(tmp_path / "one", 120, seed=1) / "sweep")
+    late = whole.limits["metric"] == "itl"
+    missed = whole.limits.assign(**{name: whole.limits[name].mask(late, share) for name, share in (
+        ("beyond_ratio", 0.9), ("beyond_low_ratio", 0.8), ("beyond_high_ratio", 0.95))})
+    (row,) = compare([whole, replace(whole, limits=missed)], "itl").to_dict("records")
+    assert row["users"] == 0 and row["reference_users"] > 100 and pd.isna(row["ratio"])
