@@ -13,10 +13,10 @@ from spoc_lib.config.cluster import (
     price_per_gpu_hour,
 )
 from spoc_lib.config.profile import Profile, load_profile
-from spoc_lib.config.shipped import data_dir, find, names
+from spoc_lib.config.shipped import data_dir, find, is_path, names
 from spoc_lib.config.slo import SHARES, Slo, slo_name
 from spoc_lib.config.specs import GpuSpec, ModelSpec, MoeShape, load_gpu, load_model
 
 __all__ = ["SHARES", "Cluster", "Engine", "FlagValue", "GpuSpec", "Hardware", "LadderSpec", "ModelSpec", "MoeShape",
-           "Profile", "SearchSpec", "Slo", "TelemetryEndpoints", "data_dir", "find", "load_cluster", "load_gpu",
-           "load_model", "load_profile", "names", "price_per_gpu_hour", "slo_name"]
+           "Profile", "SearchSpec", "Slo", "TelemetryEndpoints", "data_dir", "find", "is_path", "load_cluster",
+           "load_gpu", "load_model", "load_profile", "names", "price_per_gpu_hour", "slo_name"]

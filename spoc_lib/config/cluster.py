@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from spoc_lib.config.access import Access, server_address, web_address, without_secret_flag
-from spoc_lib.config.shipped import data_dir, find
+from spoc_lib.config.shipped import beside, data_dir, find, from_folder_of
 from spoc_lib.config.slo import Slo
 from spoc_lib.config.specs import load_gpu, load_model
 from spoc_lib.core import yamlfile
@@ -140,11 +142,26 @@ class Cluster(Strict):
 
 
 def load_cluster(name_or_path: str) -> Cluster:
-    """A cluster by name or path, its model and GPU known; InputError with one sentence where one is not."""
-    cluster = yamlfile.load(Cluster, find("clusters", name_or_path, "cluster"))
+    """A cluster by name or path, its model and GPU known; InputError with one sentence where one is not. Paths in the
+    file are meant from the file's own folder."""
+    file = find("clusters", name_or_path, "cluster")
+    cluster = _placed(file, yamlfile.load(Cluster, file))
     load_model(cluster.model)
     load_gpu(cluster.hardware.gpu)
     return cluster
+
+
+def _placed(file: Path, cluster: Cluster) -> Cluster:
+    """The cluster with whole paths: a notebook's kernel reads it in another folder."""
+    personas, recording = cluster.personas, cluster.personas.removeprefix("traces:")
+    if personas == recording:
+        personas = beside(file, personas)
+    elif os.path.exists(found := from_folder_of(file, recording)):  # else a set on a hub
+        personas = f"traces:{found}"
+    return cluster.model_copy(update={
+        "model": beside(file, cluster.model), "personas": personas,
+        "hardware": cluster.hardware.model_copy(update={"gpu": beside(file, cluster.hardware.gpu)}),
+        "corpus": cluster.corpus and from_folder_of(file, cluster.corpus)})
 
 
 def price_per_gpu_hour(hardware: Hardware) -> float | None:

@@ -19,12 +19,24 @@ def names(folder: str) -> list[str]:
     return sorted(path.stem for path in (data_dir() / folder).glob("*.yaml"))
 
 
+def is_path(name_or_path: str) -> bool:
+    """Whether a file is meant by its path."""
+    return name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path
+
+
+def from_folder_of(file: Path, path: str) -> str:
+    """The whole path of `path` as it stands in `file`: meant from that file's folder."""
+    return os.path.normpath(file.parent.resolve() / os.path.expanduser(path))
+
+
+def beside(file: Path, name_or_path: str) -> str:
+    """As `from_folder_of`; a name stays a name."""
+    return from_folder_of(file, name_or_path) if is_path(name_or_path) else name_or_path
+
+
 def find(folder: str, name_or_path: str, what: str) -> Path:
     """The file that `name_or_path` means: a path to YAML, or a name in data/<folder>."""
-    if name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path:
-        path = Path(name_or_path)
-    else:
-        path = data_dir() / folder / f"{name_or_path}.yaml"
+    path = Path(name_or_path) if is_path(name_or_path) else data_dir() / folder / f"{name_or_path}.yaml"
     if not os.path.isfile(path):  # False, too, for a name that no file can have
         raise InputError(
             f"unknown-{what}",

@@ -49,7 +49,8 @@ class Told(Protocol):
 
 
 def keep_inputs(folder: Path, cluster: config.Cluster, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Copies of the stage's cluster, profile and persona file in the run's folder: {what: path below the folder}.
+    """Copies of the stage's cluster, profile and persona file in the run's folder, and of the user's own model or GPU
+    file: {what: path below the folder}. The cluster's copy names the copies beside it.
 
     Traces stay where they are (their hash is recorded); so does the monorepo.
     """
@@ -60,24 +61,32 @@ def keep_inputs(folder: Path, cluster: config.Cluster, parameters: Mapping[str, 
     personas = digests.personas_file(cluster.personas)
     if personas is not None and personas.suffix in (".yaml", ".yml"):
         sources["personas"] = personas
-    kept = {}
-    for what, source in sources.items():
-        kept[what] = f"{INPUTS}/{what}-{digests.sha256(source)[:12]}.yaml"
+    own = {what: Path(path) for what, path in (("model", cluster.model), ("gpu", cluster.hardware.gpu))
+           if config.is_path(path)}
+    kept = {what: f"{INPUTS}/{what}-{digests.sha256(source)[:12]}.yaml" for what, source in {**sources, **own}.items()}
+    for what, source in {**sources, **own}.items():
         if not (folder / kept[what]).exists():
-            write_text(folder / kept[what], _without_secrets(source.read_text(encoding="utf-8")))
+            text = source.read_text(encoding="utf-8")
+            write_text(folder / kept[what], _kept_cluster(text, source, cluster, kept) if what == "cluster" else text)
     return kept
 
 
-def _without_secrets(text: str) -> str:
-    """A cluster file's text as it is, unless `engine.environment` sets a variable that sounds like a secret."""
-    told = yaml.safe_load(text)
-    engine = told.get("engine") if isinstance(told, dict) else None
-    environment: dict[str, str] = (engine or {}).get("environment") or {}
+def _kept_cluster(text: str, source: Path, played: config.Cluster, kept: Mapping[str, str]) -> str:
+    """A cluster file's text as it is, unless `engine.environment` sets a variable that sounds like a secret, or the
+    file names others by their paths: then with the copies' names, and whole paths for what is not copied."""
+    told, named = yaml.safe_load(text), config.load_cluster(str(source))
+    environment: dict[str, str] = told["engine"].get("environment") or {}
     hidden = [name for name in environment if SECRET.search(str(name))]
-    if not hidden:
+    paths = {"model": named.model, "gpu": named.hardware.gpu, "personas": named.personas}
+    whole = {what: path for what, path in paths.items() if config.is_path(path)}
+    if not (hidden or whole or named.corpus):
         return text
+    if named.personas != played.personas:  # the copy is of the personas that a parameter named
+        kept = {what: copy for what, copy in kept.items() if what != "personas"}
+    whole |= {what: Path(kept[what]).name for what in whole if what in kept}
     environment.update(dict.fromkeys(hidden, WITHHELD))
-    return yaml.safe_dump(told, sort_keys=False, allow_unicode=True)
+    told["hardware"] |= {"gpu": whole.pop("gpu", named.hardware.gpu)}
+    return yaml.safe_dump(told | whole | {"corpus": named.corpus}, sort_keys=False, allow_unicode=True)
 
 
 def stamp_of(stage: Told) -> dict[str, Any]:

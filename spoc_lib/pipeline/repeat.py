@@ -18,7 +18,8 @@ from spoc_lib.report.answer import Answer
 
 #: Provenance that differs between any two runs and says nothing.
 EXPECTED = ("seconds", "finished", "parameters")
-FOLDERS = {"cluster": "clusters", "profile": "profiles", "personas": "personas"}
+#: What a stage may be that began and did not finish.
+UNFINISHED = ("failed", "interrupted", "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ def repeat(source: Run, *, stages: list[str], run_id: str = "", say: Say) -> Run
     that is not as it was. InputError where `source` holds no such stage or a file of it is gone.
     """
     recorded = source.state["stages"]
+    unfinished = [number for number in stages if recorded.get(number, {}).get("state") in UNFINISHED]
     stages = [number for number in stages if recorded.get(number, {}).get("state") == "done"]
     if not stages or "runs" in source.state:
         raise InputError("nothing-to-repeat", f"run '{source.id}' has no finished notebook of its own to repeat: name "
@@ -55,6 +57,8 @@ def repeat(source: Run, *, stages: list[str], run_id: str = "", say: Say) -> Run
                                             "repeats": source.id})
     with run.exclusive():
         say(f"run {run.id} in {run.folder}: {source.id} once more")
+        if unfinished:
+            say(f"not repeated, for {source.id} did not finish it: {', '.join(unfinished)}")
         try:
             run_stages(run, stages, parameters, resume=False, say=say)
             write_json(run.folder / "repeat.json", {"of": source.id, "differences": differences(source, run),
@@ -68,14 +72,26 @@ def as_recorded(source: Run, stage: Mapping[str, Any]) -> dict[str, Any]:
     """The stage's parameters as they were, each file replaced by the run's copy where the original has changed."""
     parameters = {**stage["parameters"], "run_dir": ""}
     kept = stage.get("inputs") or {}
-    for what, copy in kept.items():
-        path = source.folder / copy
+    told = str(parameters["cluster"])
+    if "cluster" in kept and not (_same("clusters", told, kept["cluster"]) and _names_the_same(told, kept)):
+        parameters["cluster"] = str(source.folder / kept["cluster"])
+    for what, folder in (("profile", "profiles"), ("personas", "personas")):
         told = parameters.get(what, "")
         if not told and what == "personas":
             told = config.load_cluster(parameters["cluster"]).personas
-        if what in parameters and path.is_file() and not _same(FOLDERS[what], told, copy):
-            parameters[what] = str(path)
+        if what in parameters and what in kept and not _same(folder, told, kept[what]):
+            parameters[what] = str(source.folder / kept[what])
     return parameters
+
+
+def _names_the_same(cluster: str, kept: Mapping[str, str]) -> bool:
+    """Whether the model's and GPU's file that the cluster's names hold what the run's copies of them hold."""
+    try:
+        now = config.load_cluster(cluster)
+    except InputError:  # one of them is gone
+        return False
+    return all(_same("", path, kept[what])
+               for what, path in (("model", now.model), ("gpu", now.hardware.gpu)) if what in kept)
 
 
 def _with_flags(source: Run, parameters: dict[str, Any]) -> dict[str, Any]:

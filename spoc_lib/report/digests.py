@@ -45,6 +45,10 @@ def inputs(cluster: Cluster, parameters: Mapping[str, Any]) -> dict[str, str]:
     }
     found = {name: sha256(path) for name, path in wanted.items() if path is not None and path.exists()}
     facts = cluster.model_dump(mode="json", exclude={"engine": {"environment"}, "personas": True, "corpus": True})
+    if config.is_path(cluster.model):
+        del facts["model"]  # by its content, above
+    if config.is_path(cluster.hardware.gpu):
+        del facts["hardware"]["gpu"]
     found["cluster_facts"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return found
 
