@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from spoc_lib.config.access import Access, server_address, web_address, without_secret_flag
-from spoc_lib.config.shipped import beside, data_dir, find, from_folder_of
+from spoc_lib.config.shipped import beside, data_dir, find, from_folder_of, name_of
 from spoc_lib.config.slo import Slo
 from spoc_lib.config.specs import load_gpu, load_model
 from spoc_lib.core import yamlfile
@@ -25,6 +25,11 @@ class Hardware(Strict):
     gpu: str
     count: PositiveInt
     price_per_gpu_hour: Positive | None = None
+
+    @property
+    def gpu_name(self) -> str:
+        """The GPU's name, also where `gpu` is the path of a file."""
+        return name_of(self.gpu)
 
 
 class Engine(Access):
@@ -134,6 +139,11 @@ class Cluster(Strict):
     def _no_secret(cls, value: dict[str, FlagValue]) -> dict[str, FlagValue]:
         without_secret_flag(name for name, given in value.items() if isinstance(given, str))
         return value
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, also where `model` is the path of a file."""
+        return name_of(self.model)
 
     @property
     def simulated(self) -> bool:

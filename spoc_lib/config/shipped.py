@@ -24,6 +24,11 @@ def is_path(name_or_path: str) -> bool:
     return name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path
 
 
+def name_of(name_or_path: str) -> str:
+    """What a file is called: by its name, or by that of a path's last part."""
+    return Path(name_or_path).stem if is_path(name_or_path) else name_or_path
+
+
 def from_folder_of(file: Path, path: str) -> str:
     """The whole path of `path` as it stands in `file`: meant from that file's folder."""
     return os.path.normpath(file.parent.resolve() / os.path.expanduser(path))

@@ -56,7 +56,7 @@ def _engine(cluster: Cluster) -> Iterator[Finding]:
             return
         yield _ok(
             subject,
-            f"{cluster.model} fits: {twin.num_blocks} KV blocks of {twin.flags.block_size} tokens; "
+            f"{cluster.model_name} fits: {twin.num_blocks} KV blocks of {twin.flags.block_size} tokens; "
             "every number will be labelled simulated",
         )
         for warning in twin.passport().get("warnings", []):

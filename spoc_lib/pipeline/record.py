@@ -63,7 +63,8 @@ def keep_inputs(folder: Path, cluster: config.Cluster, parameters: Mapping[str, 
         sources["personas"] = personas
     own = {what: Path(path) for what, path in (("model", cluster.model), ("gpu", cluster.hardware.gpu))
            if config.is_path(path)}
-    kept = {what: f"{INPUTS}/{what}-{digests.sha256(source)[:12]}.yaml" for what, source in {**sources, **own}.items()}
+    kept = {what: f"{INPUTS}/{what}-{digests.sha256(source)[:12]}.yaml" for what, source in sources.items()}
+    kept |= {what: f"{INPUTS}/{what}-{digests.sha256(source)[:12]}/{source.name}" for what, source in own.items()}
     for what, source in {**sources, **own}.items():
         if not (folder / kept[what]).exists():
             text = source.read_text(encoding="utf-8")
@@ -83,7 +84,7 @@ def _kept_cluster(text: str, source: Path, played: config.Cluster, kept: Mapping
         return text
     if named.personas != played.personas:  # the copy is of the personas that a parameter named
         kept = {what: copy for what, copy in kept.items() if what != "personas"}
-    whole |= {what: Path(kept[what]).name for what in whole if what in kept}
+    whole |= {what: kept[what].removeprefix(f"{INPUTS}/") for what in whole if what in kept}
     environment.update(dict.fromkeys(hidden, WITHHELD))
     told["hardware"] |= {"gpu": whole.pop("gpu", named.hardware.gpu)}
     return yaml.safe_dump(told | whole | {"corpus": named.corpus}, sort_keys=False, allow_unicode=True)

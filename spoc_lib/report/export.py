@@ -66,7 +66,7 @@ def openmetrics(answer: Answer) -> str:
     made = answer.made
     run = {"run": answer.run, "cluster": answer.cluster.name}
     engine = made.get("engine") or {}
-    info = {**run, "model": answer.cluster.model, "gpu": answer.cluster.hardware.gpu,
+    info = {**run, "model": answer.cluster.model_name, "gpu": answer.cluster.hardware.gpu_name,
             "gpus": answer.cluster.hardware.count, "simulated": str(answer.simulated).lower(),
             "verdict": answer.capacity["verdict"], "engine_version": engine.get("version") or "",
             "spoc_version": made.get("spoc", ""), "git": made.get("git", ""), "seed": (made.get("seeds") or {}).get(

@@ -14,7 +14,7 @@ def hindrances(answer: Answer, reference: Answer) -> list[str]:
         ("personas", *_personas(answer, reference)),
         ("cap on think time", *(f"{one.capacity['gap_cap_s']:g} s" for one in (answer, reference))),
         ("start of the users", *(_profile(one).get("start", "?") for one in (answer, reference))),
-        ("model", answer.cluster.model, reference.cluster.model),
+        ("model", answer.cluster.model_name, reference.cluster.model_name),
         ("numbers", answer.label, reference.label),
     ]
     found = [f"other {what} ({mine} against {theirs})" for what, mine, theirs in asked if mine != theirs]
@@ -76,7 +76,7 @@ def _personas(*answers: Answer) -> list[str]:
 
 
 def _hardware(answer: Answer) -> str:
-    return f"{answer.cluster.hardware.count} x {answer.cluster.hardware.gpu}"
+    return f"{answer.cluster.hardware.count} x {answer.cluster.hardware.gpu_name}"
 
 
 def _flags(answer: Answer) -> str:

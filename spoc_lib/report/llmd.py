@@ -112,7 +112,7 @@ def _engine(answer: Answer) -> dict[str, Any]:
             "kind": "inference_engine",
             "tool": "spoc-twin-of-vllm" if answer.simulated else "vllm",
             "tool_version": str(engine.get("version") or "not recorded"),
-            "role": "replica", "replicas": 1, "model": {"name": answer.cluster.model},
+            "role": "replica", "replicas": 1, "model": {"name": answer.cluster.model_name},
             "accelerator": {
                 "model": load_gpu(answer.cluster.hardware.gpu).title, "count": answer.cluster.hardware.count,
                 "parallelism": {short: int(answer.flags.get(name, 1)) for short, name in parallel.items()},

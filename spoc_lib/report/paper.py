@@ -41,7 +41,7 @@ RULES = (
 
 def findings(studies: list[Study]) -> pd.DataFrame:
     """One row a finding of the paper: finding, paper, ours, verdict, why."""
-    by_hardware = {(s.answer.cluster.hardware.count, s.answer.cluster.hardware.gpu): s for s in studies}
+    by_hardware = {(s.answer.cluster.hardware.count, s.answer.cluster.hardware.gpu_name): s for s in studies}
     claims = [users(key, by_hardware.get(key)) for key in USERS]
     claims.append(users_ratio(by_hardware))
     claims += [_budget(key, by_hardware.get(key)) for key in BUDGETS]
@@ -90,7 +90,7 @@ def budgets(studies: list[Study]) -> pd.DataFrame:
 
 def grids(studies: list[Study]) -> pd.DataFrame:
     """Users by start, percentile and ITL limit at the paper's budgets; with both of its clusters their ratio too."""
-    by_hardware = {(s.answer.cluster.hardware.count, s.answer.cluster.hardware.gpu): s for s in studies}
+    by_hardware = {(s.answer.cluster.hardware.count, s.answer.cluster.hardware.gpu_name): s for s in studies}
     pair = pair_of(by_hardware)
     if pair is None:
         return pd.concat([_with_cluster(study, study.grid) for study in studies], ignore_index=True)

@@ -75,7 +75,7 @@ def collect(
         **software(),
         "client": client_hardware(),
         "server": {
-            "hardware": cluster.hardware.model_dump(),
+            "hardware": cluster.hardware.model_dump() | {"gpu": cluster.hardware.gpu_name},
             "gpu": load_gpu(cluster.hardware.gpu).title,
             "engine": cluster.engine.kind,
             "model": load_model(cluster.model).name,

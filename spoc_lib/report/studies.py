@@ -69,7 +69,7 @@ def paper_study(answer: Answer, say: Say = lambda text: None) -> Study:
     from spoc_lib.sweep import sensitivity, tradeoffs
 
     case = case_of(answer)
-    budget = BUDGETS.get((answer.cluster.hardware.count, answer.cluster.hardware.gpu))
+    budget = BUDGETS.get((answer.cluster.hardware.count, answer.cluster.hardware.gpu_name))
     theirs = tradeoffs.with_budget(case, budget) if budget else case
     users = max(1, int(LOADED * case.near))
     return Study(

@@ -175,7 +175,7 @@ def looks(clusters: Sequence[Cluster]) -> list[Look]:
     earlier cluster of this report, the next that is free."""
     taken: list[int] = []
     for cluster in clusters:
-        gpu = cluster.hardware.gpu
+        gpu = cluster.hardware.gpu_name
         place = GPUS.get(gpu, len(GPUS) + zlib.crc32(gpu.encode()) % (len(SERIES) - len(GPUS)))
         while place in taken and len(taken) < len(SERIES):
             place = (place + 1) % len(SERIES)

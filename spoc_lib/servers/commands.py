@@ -71,7 +71,7 @@ def model_argument(cluster: Cluster) -> str:
     if cluster.engine.served_model:
         return cluster.engine.served_model
     source = load_model(cluster.model).source.split()[0]
-    return source if "/" in source else cluster.model
+    return source if "/" in source else cluster.model_name
 
 
 def shell_command(cluster: Cluster, flags: Mapping[str, Any]) -> str:

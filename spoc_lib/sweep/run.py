@@ -244,8 +244,8 @@ class _Sweep:
         answer = capacity(
             crossing, rungs, self.book.valid_slo(), flags=self.flags, simulated=simulated, passport=passport,
             saturated=found, lessons=checks, on_ladder={entry.number for entry in self.book.ladder_entries},
-            cluster=dict(cluster=self.cluster.name, title=self.cluster.title, gpu=hardware.gpu, gpus=hardware.count,
-                         price_per_gpu_hour=price_per_gpu_hour(hardware), model=self.cluster.model),
+            cluster=dict(cluster=self.cluster.name, title=self.cluster.title, model=self.cluster.model_name,
+                         gpu=hardware.gpu_name, gpus=hardware.count, price_per_gpu_hour=price_per_gpu_hour(hardware)),
             more=dict(
                 gap_cap_s=self.users.gap_cap_s, rung_s=self.timing.duration_s - self.timing.warmup_s,
                 limit_rung=limit.number if limit else None, goodput=limit.goodput if limit else None,

@@ -37,14 +37,14 @@ def with_share(personas: PersonaSet, name: str, share: float) -> PersonaSet:
 def questions(case: Case) -> list[tuple[str, str, Case]]:
     """(question, variant, case): the case itself first, then one thing changed at a time."""
     cluster = case.cluster
-    asked = [("as it is", f"{cluster.hardware.count} x {cluster.hardware.gpu}", case)]
+    asked = [("as it is", f"{cluster.hardware.count} x {cluster.hardware.gpu_name}", case)]
     for count in GPU_COUNTS:
         if count != cluster.hardware.count:
             near = max(1, round(case.near * count / cluster.hardware.count))
-            asked.append(("GPU count", f"{count} x {cluster.hardware.gpu}", case.changed(
+            asked.append(("GPU count", f"{count} x {cluster.hardware.gpu_name}", case.changed(
                 cluster=on_hardware(cluster, count=count), near=near)))
     for gpu in config.names("gpus"):
-        if gpu not in (cluster.hardware.gpu, "cpu"):
+        if gpu not in (cluster.hardware.gpu_name, "cpu"):
             asked.append(("GPU", f"{cluster.hardware.count} x {gpu}", case.changed(cluster=on_hardware(cluster, gpu))))
     asked.append(("KV dtype", "fp8", case.changed(flags={**case.flags, "kv_cache_dtype": "fp8"})))
     asked += [("context limit", f"{limit:,} tokens", case.changed(flags={**case.flags, "max_model_len": limit}))

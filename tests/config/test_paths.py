@@ -3,6 +3,7 @@ that they name."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.pipeline import record
 from spoc_lib.pipeline.repeat import as_recorded
 from spoc_lib.pipeline.runs import Run
-from spoc_lib.report import digests
+from spoc_lib.report import digests, provenance
 from spoc_lib.workload.personas import load_personas
 
 
@@ -79,3 +80,12 @@ def test_a_repeat_takes_the_files_as_they_were(mine, tmp_path, gone):
     file.unlink()
     again = config.load_cluster(as_recorded(run, stage)["cluster"])
     assert {"gpu": again.hardware.gpu, "model": again.model}[gone] == str(run.folder / kept[gone])
+
+
+def test_a_file_of_ones_own_is_called_by_its_name_wherever_it_lies(mine, tmp_path):
+    cluster = config.load_cluster(str(mine))
+    kept = record.keep_inputs(tmp_path / "run", cluster, {"cluster": str(mine), "profile": "quick"})
+    for one in (cluster, config.load_cluster(str(tmp_path / "run" / kept["cluster"]))):
+        assert (one.model_name, one.hardware.gpu_name) == ("model", "gpu")
+        made = provenance.collect(one, config.load_profile("quick"), {"seed": 1}, 2.0)
+        assert made["server"]["hardware"]["gpu"] == "gpu" and str(tmp_path) not in json.dumps(made)
