@@ -52,7 +52,8 @@ class Run:
         if not PLAIN_NAME.fullmatch(base):
             raise InputError(
                 "bad-run-id",
-                f"run id {base[:80]!r} must be a plain name of at most 200 letters, digits, '.', '_' and '-', without a folder",
+                f"run id {base[:80]!r} must be a plain name of at most 200 letters, digits, '.', '_' and '-', without "
+                "a folder",
             )
         inside = (inside or outputs_dir()).resolve()
         inside.mkdir(parents=True, exist_ok=True)
