@@ -21,8 +21,8 @@ from spoc_lib.core.files import write_text
 Value = TypeVar("Value")
 CONTAINER_PORT = 8000
 CONTAINER_ENGINES = ("docker", "podman")
-#: Passed into a container where set here: the key of a model hub.
-INHERITED = ("HF_TOKEN",)
+#: Passed into a container where set here, by name: the key of a model hub, and the one that vLLM asks its users for.
+INHERITED = ("HF_TOKEN", "VLLM_API_KEY")
 
 
 @dataclass(frozen=True, slots=True)

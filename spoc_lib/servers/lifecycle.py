@@ -24,7 +24,7 @@ from spoc_lib.servers import failures
 from spoc_lib.servers.commands import LaunchCommand, merged_flags, prepare, required
 from spoc_lib.servers.failures import LaunchFailure
 from spoc_lib.servers.process import GuardedProcess, free_port, port_is_free, prove_port_free
-from spoc_lib.servers.readiness import Endpoint, Identity, NotReadyError
+from spoc_lib.servers.readiness import Endpoint, Identity, NoAccessError, NotReadyError
 
 PORT_ATTEMPTS = 3
 POLL_S, DRAIN_POLL_S = 0.1, 0.1
@@ -179,6 +179,8 @@ def _wait(cluster: Cluster, process: GuardedProcess, folder: Path, log: Path, po
                 identity = endpoint.identify()
                 endpoint.complete(identity.model, timeout_s=max(1.0, started + timeout_s - time.monotonic()))
                 return base_url, dcgm_url, identity
+        except NoAccessError as refused:
+            raise InputError("no-access", f"cluster '{cluster.name}': {refused.message}") from refused
         except NotReadyError as not_yet:
             waiting_for = not_yet.message
         if time.monotonic() - started > timeout_s:

@@ -14,10 +14,15 @@ from spoc_lib.core.errors import SpocError
 PROBE_TIMEOUT_S = 5.0
 #: How a server says that it does not have a page: not found, not allowed, not built.
 NO_SUCH_PAGE = (404, 405, 501)
+NO_ACCESS = (401, 403)
 
 
 class NotReadyError(SpocError):
     """The engine does not answer as a ready one does (yet)."""
+
+
+class NoAccessError(NotReadyError):
+    """The engine is there and wants another key: waiting does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class Endpoint:
     def _models(self, status: int, body: bytes) -> list[dict[str, Any]]:
         where = f"{self._host}{self._api}/models"
         if status != 200:
-            raise NotReadyError("bad-answer", f"{where} answers {status}{_why(status)}")
+            raise _refusal(status, f"{where} answers {status}{_why(status)}")
         try:
             cards = [{**card, "id": str(card["id"])} for card in json.loads(body)["data"]]
         except (ValueError, KeyError, TypeError) as error:
@@ -114,13 +119,17 @@ class Endpoint:
             other = f" (engine.api: {'completions' if chat else 'chat'} asks the other route)"
             why = other if status in NO_SUCH_PAGE else _why(status)
             said = self._redacted(body[:200].decode("utf-8", "replace"))
-            raise NotReadyError("no-completion", f"{self._host}{route} answers {status}{why}: {said}")
+            raise _refusal(status, f"{self._host}{route} answers {status}{why}: {said}")
 
     def _redacted(self, text: str) -> str:
         key = self._access.key()
         return text.replace(key, "***") if key else text
 
 
+def _refusal(status: int, message: str) -> NotReadyError:
+    return (NoAccessError if status in NO_ACCESS else NotReadyError)("refused", message)
+
+
 def _why(status: int) -> str:
     """What a refusal asks for."""
-    return " (name the variable that holds the API key in api_key_env)" if status in (401, 403) else ""
+    return " (name the variable that holds the API key in api_key_env)" if status in NO_ACCESS else ""

@@ -67,12 +67,13 @@ def test_a_relative_program_is_found_below_the_project_from_any_folder(tmp_path,
 
 def test_container_is_published_on_loopback_and_removed_by_name(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
     spec = cluster(kind="container", image="vllm/vllm-openai:v0.32", environment={"VLLM_LOGGING_LEVEL": "INFO"})
     command = _container(spec, {"max_num_seqs": 8}, 8123, "docker")
     line = shlex.join(command.arguments)
     assert line.startswith("docker run --rm --name spoc-")
     assert "--gpus 2" in line and "--publish 127.0.0.1:8123:8000" in line
-    assert "--env VLLM_LOGGING_LEVEL --env HF_TOKEN" in line and "secret" not in line
+    assert "--env VLLM_LOGGING_LEVEL --env HF_TOKEN --env VLLM_API_KEY" in line and "secret" not in line
     assert line.endswith("vllm/vllm-openai:v0.32 --model openai/gpt-oss-120b --tensor-parallel-size 2 "
                          "--max-num-seqs 8 --port 8000")
     name = command.arguments[command.arguments.index("--name") + 1]

@@ -41,6 +41,21 @@ def engine_command(folder: Path) -> list[str]:
     return [sys.executable, "-m", "spoc_lib", "engine", "serve", "--cluster", str(inner)]
 
 
+#: An engine that wants a key of everybody who asks more than its health, as vLLM does with VLLM_API_KEY set.
+LOCKED = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.headers.get("Authorization") == "Bearer " + os.environ["VLLM_API_KEY"]
+        self.send_response(200 if self.path == "/health" or known else 401)
+        self.send_header("Content-Length", "22")
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "m"}]}'[:22])
+    do_POST = do_GET
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
 def gone(pid: int, within_s: float = 15.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -253,3 +268,13 @@ def test_remote_is_checked_never_started_and_its_flags_are_fixed(tmp_path):
             pass
     with pytest.raises(InputError, match="is not ready: no answer from"), launch(remote, {}, tmp_path / "run"):
         pass
+
+
+def test_an_engine_that_wants_a_key_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "sk-of-the-engine")
+    spec = cluster(tmp_path, kind="process", command=[sys.executable, "-c", LOCKED])
+    started = time.monotonic()
+    with pytest.raises(InputError, match=r"models answers 401 \(name the variable .* in api_key_env\)"), \
+            launch(spec, {}, tmp_path / "run"):
+        pass
+    assert time.monotonic() - started < 30 and spec.engine.startup_timeout_s == 60
