@@ -138,11 +138,21 @@ class Access(Strict):
             return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self.tls())
         return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
-    def body(self, fields: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
-        """A request's fields with `extra_body` merged in and the budget under the name that the server wants."""
+    @property
+    def route(self) -> str:
+        """What is asked below the API's address."""
+        return "chat/completions" if self.api == "chat" else "completions"
+
+    def body(self, fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """(a request's fields with `extra_body` merged in, the name under which the server wants the budget)."""
         merged = {**fields, **self.extra_body}
         budget = "max_completion_tokens" if "max_tokens" in merged else "max_tokens"
-        return {name: value for name, value in merged.items() if value is not None} | {budget: max_tokens}
+        return {name: value for name, value in merged.items() if value is not None}, budget
+
+    def redacted(self, text: str) -> str:
+        """`text` without the API key, should a server or library ever echo it."""
+        key = self.key()
+        return text.replace(key, "***") if key else text
 
 
 def without_secret_flag(words: Iterable[str]) -> None:

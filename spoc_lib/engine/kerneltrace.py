@@ -8,12 +8,10 @@ step the idle time stands. Every trace says in META_DATA_CAPTURE that it is simu
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +21,7 @@ import pandas as pd
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import replacing
+from spoc_lib.core.sqlite import full_disk_told
 from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.kernelnames import Kernel, step_kernels
@@ -62,7 +61,7 @@ def write_trace(path: str | Path, engine: EmbeddedEngine, steps: pd.DataFrame, s
         raise InputError("empty-window", f"no engine step starts between {start_s:g} s and {end_s:g} s: nothing to "
                          f"write into a kernel trace")
     names = _Names()
-    with _full_disk_told(path), replacing(path) as temporary, closing(sqlite3.connect(temporary)) as database:
+    with full_disk_told(path), replacing(path) as temporary, closing(sqlite3.connect(temporary)) as database:
         database.execute("PRAGMA journal_mode = OFF")
         database.execute("PRAGMA synchronous = OFF")
         create_tables(database)
@@ -142,17 +141,6 @@ class _Names:
 
 def _global_pid(rank: int) -> int:
     return (1 << 48) | ((_FIRST_PID + rank) << 24)
-
-
-@contextmanager
-def _full_disk_told(path: str | Path) -> Iterator[None]:
-    """SQLite has an error of its own for a full disk; here it is the one that every other file meets."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
-            raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
 
 
 def _write_step(database: sqlite3.Connection, names: _Names, gpus: int, number: int, laid: _LaidOut) -> None:

@@ -165,16 +165,10 @@ class Reserving(ConnectionPool):
         sock.idle_since_s = time.monotonic()
         super().return_socket(sock)
 
-    def _is_socket_alive(self, sock: Any) -> bool:
-        """Open, not idle for longer than `IDLE_LIMIT_S`, and nothing to read."""
+    def _fresh(self, sock: Any) -> bool:
+        """Open, and not idle for longer than `IDLE_LIMIT_S`."""
         idle_since_s = getattr(sock, "idle_since_s", 0.0)
-        if sock.fileno() < 0 or (idle_since_s and time.monotonic() - idle_since_s > IDLE_LIMIT_S):
-            return False
-        return self._nothing_to_read(sock)
-
-    def _nothing_to_read(self, sock: Any) -> bool:
-        """Neither an end nor leftovers of an earlier answer."""
-        raise NotImplementedError
+        return sock.fileno() >= 0 and not (idle_since_s and time.monotonic() - idle_since_s > IDLE_LIMIT_S)
 
     def _reserved(self) -> dict[object, gevent.socket.socket]:
         return self.__dict__.setdefault("_reservations", {})
@@ -183,9 +177,11 @@ class Reserving(ConnectionPool):
 class TlsPool(Reserving, SSLConnectionPool):
     """TLS connections; their stamps are the client's own."""
 
-    def _nothing_to_read(self, sock: Any) -> bool:
-        """As above, but for what TLS itself sends: after a handshake session tickets come, and a connection made
-        ahead would be thrown away for them."""
+    def _is_socket_alive(self, sock: Any) -> bool:
+        """Fresh, and nothing to read but what TLS itself sends: after a handshake session tickets come, and a
+        connection made ahead would be thrown away for them."""
+        if not self._fresh(sock):
+            return False
         kept_s = sock.gettimeout()
         sock.settimeout(0.0)
         try:
@@ -210,9 +206,11 @@ class ArrivalPool(Reserving):
                 sock.setsockopt(plain_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         return sock
 
-    def _nothing_to_read(self, sock: Any) -> bool:
-        """As above, without giving other users the turn, which would come between the stamp of a request and its
-        sending."""
+    def _is_socket_alive(self, sock: Any) -> bool:
+        """Fresh, and nothing to read (neither an end nor leftovers); without giving other users the turn, which
+        would come between the stamp of a request and its sending."""
+        if not self._fresh(sock):
+            return False
         try:
             sock._sock.recv(1, plain_socket.MSG_PEEK | plain_socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -20,16 +20,17 @@ class BodyEncoder:
     """
 
     def __init__(self, plan: LoadPlan) -> None:
-        self._chat, self._access = plan.api == "chat", plan
-        self._fixed = {"model": plan.model, "stream": True, "stream_options": {"include_usage": True},
-                       "temperature": 0.0, "ignore_eos": True}
+        self._chat = plan.api == "chat"
+        self._fixed, self._budget = plan.body({
+            "model": plan.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0,
+            "ignore_eos": True})
         self._messages: list[Mapping[str, Any]] = []
         self._pieces: list[bytes] = []
 
     def encode(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> bytes:
         """The JSON body of a request for `max_tokens` tokens after `messages`."""
         self._take(messages)
-        tail = orjson.dumps(self._access.body(self._fixed, max_tokens))
+        tail = orjson.dumps({**self._fixed, self._budget: max_tokens})
         if self._chat:
             return b"".join((b'{"messages":[', b",".join(self._pieces), b"],", tail[1:]))
         prompt = b"".join(piece[1:-1] for piece in self._pieces)

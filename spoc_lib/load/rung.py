@@ -46,10 +46,9 @@ class Rung:
         self.error_samples: dict[str, str] = {}
         self.crashed: str | None = None
         self._serial = process
-        self.url = plan.api_url + ("/chat/completions" if plan.api == "chat" else "/completions")
+        self.url = f"{plan.api_url}/{plan.route}"
         self.headers = {**plan.request_headers(), "Content-Type": "application/json", "Accept": "text/event-stream",
                         "Accept-Encoding": "identity"}
-        self._key = plan.key()
 
     def next_player(self) -> Player:
         """The player of the user that begins next."""
@@ -111,15 +110,11 @@ class Rung:
 
     def _count_error(self, error_class: str, message: str) -> None:
         self.errors[error_class] = self.errors.get(error_class, 0) + 1
-        self.error_samples.setdefault(error_class, self.redacted(message))
-
-    def redacted(self, text: str) -> str:
-        """`text` without the API key, should a server or library ever echo it."""
-        return text.replace(self._key, "***") if self._key else text
+        self.error_samples.setdefault(error_class, self.plan.redacted(message))
 
     def crash(self, error: Exception) -> None:
         """A fault of this client, not of the server: the rung ends and says so."""
-        self.crashed = self.crashed or self.redacted("".join(traceback.format_exception(error))[-2000:])
+        self.crashed = self.crashed or self.plan.redacted("".join(traceback.format_exception(error))[-2000:])
         self.stopping.set()
 
     def state(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -27,12 +26,23 @@ class Finding:
 def preflight(cluster_name: str) -> list[Finding]:
     """All checks of one cluster, none of which starts or changes anything; InputError for a faulty cluster file."""
     cluster = load_cluster(cluster_name)
+    found = list(_key(cluster))
+    if found:  # is somebody there, at least
+        cluster = cluster.model_copy(update={"engine": cluster.engine.without_key()})
     checks = (_engine, _flags, _workload, _client, _telemetry, _nsight)
-    return [finding for check in checks for finding in check(cluster)]
+    return found + [finding for check in checks for finding in check(cluster)]
 
 
 def _ok(subject: str, sentence: str) -> Finding:
     return Finding(subject, True, "", sentence)
+
+
+def _key(cluster: Cluster) -> Iterator[Finding]:
+    """Is the API key where the cluster says."""
+    try:
+        cluster.engine.key()
+    except SpocError as error:
+        yield Finding("API key", False, "stops", error.message)
 
 
 def _engine(cluster: Cluster) -> Iterator[Finding]:
@@ -41,11 +51,6 @@ def _engine(cluster: Cluster) -> Iterator[Finding]:
     from spoc_lib.servers.readiness import Endpoint
 
     engine, subject = cluster.engine, f"engine ({cluster.engine.kind})"
-    try:
-        engine.key()
-    except SpocError as error:
-        yield Finding("API key", False, "stops", error.message)
-        engine = engine.without_key()  # is somebody there, at least
     if engine.kind == "embedded":
         from spoc_lib.engine.embedded import EmbeddedEngine
 
@@ -152,8 +157,7 @@ def _telemetry(cluster: Cluster) -> Iterator[Finding]:
         return
     engine = cluster.engine
     page = f"{root_url(engine.base_url)}/metrics" if engine.base_url else None
-    known = engine if os.environ.get(engine.api_key_env or "") else engine.without_key()
-    for found in look(page, cluster.telemetry.dcgm_url, cluster.telemetry.prometheus_url, known):
+    for found in look(page, cluster.telemetry.dcgm_url, cluster.telemetry.prometheus_url, engine):
         if page is None and found.what.startswith("engine"):
             continue  # the engine is not started yet
         yield (

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from sqlite3 import SQLITE_FULL
 from typing import Any
 
 import optuna
@@ -16,7 +17,9 @@ from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
 
+from spoc_lib.core import sqlite
 from spoc_lib.core.errors import InputError
+from spoc_lib.core.sqlite import full_disk_told
 
 HEARTBEAT_S, GRACE_S = 15, 60
 LOCK_WAIT_S = 60.0
@@ -30,6 +33,11 @@ def storage_from_environment() -> str | None:
 
 def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
     """Optuna's storage at `url`; InputError (without the password) when it cannot be reached."""
+    with full_disk_told(url.removeprefix("sqlite:///")):
+        return _opened(url, heartbeat)
+
+
+def _opened(url: str, heartbeat: bool) -> RDBStorage:
     for attempt in range(SCHEMA_ATTEMPTS):
         try:
             return _connect(url, heartbeat)
@@ -41,9 +49,12 @@ def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
             if isinstance(error, (IntegrityError, ProgrammingError)) and attempt < SCHEMA_ATTEMPTS - 1:
                 time.sleep(SCHEMA_WAIT_S)
                 continue
+            code = sqlite.code_of(error)
+            if code == SQLITE_FULL:
+                raise
             shown = make_url(url).render_as_string(hide_password=True)
-            file = make_url(url).database if url.startswith("sqlite") else None
-            fix = f": remove {file}, and its trials are measured again" if file else ""
+            fix = f": remove {make_url(url).database}, and its trials are measured again" \
+                if code in sqlite.BROKEN else ""
             raise InputError("bad-storage", f"the study's database {shown} cannot be used ({type(error).__name__}){fix}"
                              ) from error
     raise AssertionError("unreachable")
@@ -51,9 +62,11 @@ def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
 
 @contextmanager
 def answering(folder: Path) -> Iterator[None]:
-    """InputError in one sentence when the study's database stops answering (locked for a minute, gone)."""
+    """InputError in one sentence when the study's database stops answering (locked for a minute, gone); OSError when
+    its disk is full."""
     try:
-        yield
+        with full_disk_told(folder / "study.db"):
+            yield
     except (StorageInternalError, SQLAlchemyError) as error:
         cause = error.__cause__ or error
         raise InputError("study-database", f"the study's database stopped answering ({type(cause).__name__}: locked by "

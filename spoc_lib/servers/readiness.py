@@ -113,17 +113,14 @@ class Endpoint:
         """One real answer of the kind that a rung asks for; NotReadyError when it fails."""
         chat = self._access.api == "chat"
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-        route = f"{self._api}/{'chat/completions' if chat else 'completions'}"
-        status, body = self._ask("POST", route, self._access.body({"model": model, **asked}, tokens), timeout_s)
+        fields, budget = self._access.body({"model": model, **asked})
+        route = f"{self._api}/{self._access.route}"
+        status, body = self._ask("POST", route, {**fields, budget: tokens}, timeout_s)
         if status != 200:
             other = f" (engine.api: {'completions' if chat else 'chat'} asks the other route)"
             why = other if status in NO_SUCH_PAGE else _why(status)
-            said = self._redacted(body[:200].decode("utf-8", "replace"))
+            said = self._access.redacted(body[:200].decode("utf-8", "replace"))
             raise _refusal(status, f"{self._host}{route} answers {status}{why}: {said}")
-
-    def _redacted(self, text: str) -> str:
-        key = self._access.key()
-        return text.replace(key, "***") if key else text
 
 
 def _refusal(status: int, message: str) -> NotReadyError:

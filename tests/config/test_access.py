@@ -61,6 +61,6 @@ def test_what_cannot_carry_a_key_is_refused(changed, said):
 
 def test_a_body_takes_the_budget_under_the_name_that_the_server_wants():
     fields = {"model": "m", "ignore_eos": True}
-    assert Access().body(fields, 7) == {"model": "m", "ignore_eos": True, "max_tokens": 7}
+    assert Access().body(fields) == ({"model": "m", "ignore_eos": True}, "max_tokens")
     other = Access(extra_body={"max_tokens": None, "ignore_eos": None, "reasoning_effort": "low"})
-    assert other.body(fields, 7) == {"model": "m", "reasoning_effort": "low", "max_completion_tokens": 7}
+    assert other.body(fields) == ({"model": "m", "reasoning_effort": "low"}, "max_completion_tokens")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.util
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 from optuna.samplers import NSGAIISampler
 from optuna.trial import TrialState
 
@@ -192,6 +194,30 @@ def test_a_database_that_is_cut_off_says_which_file_to_remove(tmp_path):
     os.truncate(tmp_path / "study.db", 300)
     with pytest.raises(InputError, match=f"remove {tmp_path / 'study.db'}, and its trials are measured again"):
         analytic.study(tmp_path).run(2)
+
+
+def test_a_database_that_is_locked_when_it_is_opened_is_not_to_be_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(search_storage, "LOCK_WAIT_S", 0.1)
+    other = sqlite3.connect(tmp_path / "study.db")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(InputError, match="cannot be used") as error:
+        analytic.study(tmp_path).run(2)
+    other.close()
+    assert "remove" not in error.value.message
+
+
+def test_a_full_disk_is_told_as_one_and_loses_nothing(tmp_path):
+    """Whoever asks: SQLite says so in its own words, SQLAlchemy and Optuna in theirs."""
+    study = analytic.study(tmp_path)
+    study.run(2)
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'study.db'}")
+    with pytest.raises(OSError, match="No space left on device") as full, search_storage.answering(tmp_path), \
+            engine.begin() as database:
+        database.exec_driver_sql("PRAGMA max_page_count = 1")
+        database.exec_driver_sql("CREATE TABLE more AS SELECT hex(randomblob(1000000)) AS text")
+    assert full.value.errno == errno.ENOSPC
+    engine.dispose()
+    analytic.study(tmp_path).run(3)
 
 
 def test_a_locked_database_is_one_sentence_and_loses_nothing(tmp_path, monkeypatch):
