@@ -44,6 +44,10 @@ def _regex(pattern: str) -> str:
 Regex = Annotated[str, AfterValidator(_regex)]
 
 
+#: A regular expression that matches nothing.
+NEVER = r"(?!)"
+
+
 class Rule(Strict):
     """One rule: a kernel whose name holds `pattern` is of `category`."""
 
@@ -53,10 +57,13 @@ class Rule(Strict):
 
 
 class PhaseHints(Strict):
-    """Names of kernels that only a decode, or only a prefill, launches."""
+    """What an attention kernel's name tells of its step. decode_step: launched only where all sequences decode; decode
+    and prefill: run that part of a step; either: run prompts, or both. Other names tell nothing."""
 
+    decode_step: Regex = NEVER
     decode: Regex
     prefill: Regex
+    either: Regex = NEVER
 
 
 class RuleFile(Strict):
@@ -89,14 +96,10 @@ class RuleBook:
         """{name: category}; names that no rule knows are `other`."""
         return {name: self.match(name) or "other" for name in names}
 
-    def phase_hint(self, name: str) -> str | None:
-        """'decode' or 'prefill' when the kernel's name shows it."""
+    def phase_hints(self, name: str) -> set[str]:
+        """The fields of PhaseHints that an attention kernel of this name matches."""
         hints = self.file.phases
-        if hints is None:
-            return None
-        if re.search(hints.decode, name):
-            return "decode"
-        return "prefill" if re.search(hints.prefill, name) else None
+        return {field for field, pattern in hints if re.search(pattern, name)} if hints else set()
 
     def ends_step(self, name: str) -> bool:
         """Whether a kernel of this name ends an engine step."""

@@ -19,7 +19,7 @@ from spoc_lib.nsight.trace import Activity, Rank, Trace
 
 #: step: the engine's own number, or a count; the batch's fields are null where the trace does not tell them.
 STEP_COLUMNS = ("step", "phase", "start_ns", "end_ns", *Batch._fields)
-_HINTS = {"decode": 1, "prefill": 2}  # bits
+_HINTS = ("decode_step", "decode", "prefill", "either")  # PhaseHints, one bit each
 _FEWEST_STEPS = 3  # fewer repeats of a pattern are no pattern
 
 
@@ -45,8 +45,11 @@ def find_steps(trace: Trace, rules: RuleBook) -> Steps:
     found = {rank: steps for rank in trace.ranks
              if (steps := _from_kernels(trace, trace.activities[rank], rules)) is not None}
     if found:
-        return Steps(found, "kernels", ["steps were recognised by their sampling kernels, phases by the attention "
-                                        "kernels' names: NVTX ranges would tell more"])
+        unknown = int(sum((steps.phase == "unknown").sum() for steps in found.values()))
+        return Steps(found, "kernels", [
+            "steps were recognised by their sampling kernels, phases by the attention kernels' names"
+            + (f"; {unknown} steps run attention kernels that serve prompts and single tokens alike, so their phase is "
+               f"unknown" if unknown else "") + ": NVTX ranges would tell more"])
     return Steps({}, "none", ["no steps recognised: neither NVTX step ranges nor a repeating kernel pattern"])
 
 
@@ -100,22 +103,49 @@ def _cut(activity: Activity, ranges: list[Range], launched: np.ndarray) -> pd.Da
 def _from_kernels(trace: Trace, activity: Activity, rules: RuleBook) -> pd.DataFrame | None:
     """Steps between sampling kernels; None when the pattern does not repeat. Half steps at both ends are left out."""
     categories = [rules.match(name) for name in trace.names]
-    ends = np.array([rules.ends_step(name) for name in trace.names])[activity.name]
-    works = np.array([c in ("attn", "gemm", "moe_gemm") for c in categories])[activity.name]
-    work = np.cumsum(works)
-    marks = np.flatnonzero(ends)
-    if marks.size < _FEWEST_STEPS + 1:
-        return None
-    closes = marks[np.append(work[marks[1:]] > work[marks[:-1]], True)]  # the last mark before work resumes
+    closes = _closes(trace, activity, rules, categories)
     begins = closes[:-1] + 1
     begins = begins[begins < len(activity)]
     if begins.size < _FEWEST_STEPS:
         return None
-    hint = np.array([_HINTS.get(rules.phase_hint(name) or "", 0) if category == "attn" else 0
+    hint = np.array([sum(1 << _HINTS.index(told) for told in rules.phase_hints(name)) if category == "attn" else 0
                      for name, category in zip(trace.names, categories, strict=True)], dtype=np.uint8)
     shown = np.bitwise_or.reduceat(hint[activity.name[:closes[-1] + 1]], begins)
-    phases = np.array(["unknown", "decode", "prefill", "mixed"], dtype=object)[shown]
     start = activity.start[begins]
     end = np.append(start[1:], activity.end[closes[-1]])
-    frame = pd.DataFrame({"step": np.arange(begins.size), "phase": phases, "start_ns": start, "end_ns": end})
+    frame = pd.DataFrame({"step": np.arange(begins.size), "phase": [_phase(int(bits)) for bits in shown],
+                          "start_ns": start, "end_ns": end})
     return frame[frame.end_ns > frame.start_ns].reindex(columns=list(STEP_COLUMNS)).reset_index(drop=True)
+
+
+def _closes(trace: Trace, activity: Activity, rules: RuleBook, categories: list[str | None]) -> np.ndarray:
+    """Positions of the kernels that end a step: the last sampling kernel before attention resumes.
+
+    A layer of experts may choose them by a sampler's kernel (argmax). Then the kernels of all layers but the last are
+    followed by attention at once, and only the last layer's are followed by a matmul and the sampler itself: where some
+    runs of such kernels hold matmuls and others hold none, the former end steps.
+    """
+    named = {c: np.array([own == c for own in categories])[activity.name] for c in ("attn", "gemm", "moe_gemm", "sample")}
+    ends = np.array([rules.ends_step(name) for name in trace.names], dtype=bool)[activity.name] & named["sample"]
+    marks = np.flatnonzero(ends)
+    if not marks.size:
+        return marks
+    attention = np.cumsum(named["attn"])
+    matmuls = np.cumsum(named["gemm"] | named["moe_gemm"])
+    separate = attention if attention[-1] else matmuls  # a trace without attention that the rules know
+    last = np.append(separate[marks[1:]] > separate[marks[:-1]], True)
+    closes = marks[last]
+    opens = marks[np.append(True, last[:-1])]
+    whole = matmuls[closes] > matmuls[opens]
+    return closes[whole] if whole.any() and not whole.all() else closes
+
+
+def _phase(bits: int) -> str:
+    """The phase of a step whose kernels told `bits` of PhaseHints."""
+    told = {field for bit, field in enumerate(_HINTS) if bits >> bit & 1}
+    decodes = bool(told & {"decode_step", "decode"})
+    if "prefill" in told and decodes:
+        return "mixed"
+    if "decode_step" in told or (decodes and "either" not in told):
+        return "decode"
+    return "prefill" if told == {"prefill"} else "unknown"

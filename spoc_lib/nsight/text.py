@@ -20,7 +20,8 @@ def decomposition_text(result: Decomposition) -> str:
         if values.any():
             lines.append(f"{TITLES[category]:22}" + "".join(f"{value * 100:12.2f}" for value in values))
     for row in result.step_summary():
-        lines.append(f"{row['phase']} steps: {row['steps']}, mean {row['mean_s'] * 1e3:.3f} ms, "
+        steps = "steps of unknown phase" if row["phase"] == "unknown" else f"{row['phase']} steps"
+        lines.append(f"{steps}: {row['steps']}, mean {row['mean_s'] * 1e3:.3f} ms, "
                      f"idle {row['gap_share']:.1%} of the step, of it between its kernels "
                      f"{row['launch_bound_share']:.1%}")
     if result.waiting.paired:

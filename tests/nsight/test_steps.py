@@ -6,10 +6,91 @@ import pytest
 
 from spoc_lib.config import load_gpu, load_model
 from spoc_lib.nsight import collectives, decompose, roofline
+from spoc_lib.nsight.text import decomposition_text
 
 ARGMAX = "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::ArgMaxOps<T1>>>(T3)"
-DECODE_ATTENTION = "kernel_unified_attention_3d"
-PREFILL_ATTENTION = "kernel_unified_attention_2d"
+SPLIT = "kernel_unified_attention_3d"
+BOTH = "kernel_unified_attention_2d"
+CONTEXT = "fmhaSm100fKernel_QkvBfloat16OBfloat16H128PagedKvCausalP16VarSeqQ128Kv128PersistentContext"
+GENERATION = "fmhaSm100fKernel_QkvBfloat16OBfloat16H128PagedKvCausalP16MultiCtasKvVarSeqQ8Kv128StaticSwapsAbForGen"
+SPARSE = "fmhaSm100fKernel_QkvE4m3OBfloat16HQk576HV512PagedKvDenseStaticTokenSparseP1VarSeqQ32Kv128PersistentSwapsAbForGen"
+FA2 = ("void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<(int)128, (int)64, (int)128, (int)4>, (bool)1, "
+       "(bool)0>(flash::Flash_fwd_params)")
+FA2_COMBINE = "void flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<(int)128>, 4, 3, true>(P)"
+
+
+def fa3(rows: int, columns: int, head: int = 128, values: int = 128) -> str:
+    """FlashAttention 3 with a tile of rows x columns; head: dimension of keys, values: of values."""
+    return (f"void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
+            f"flash::CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>>, cute::tuple<cute::C<{rows}>, "
+            f"cute::C<{columns}>, cute::C<{head}>>, {values}, cutlass::bfloat16_t>, "
+            f"flash::VarlenDynamicPersistentTileScheduler<{rows}, {columns}, 256, 128, false>>>>(T1::Params)")
+
+
+def steps_of(new_trace, kernel_names, steps: list[list[str]], end: str = ARGMAX) -> list[str]:
+    """The phases found in a trace of these attention kernels step by step, a GEMM before each step's sampler. The
+    first step found follows one that is left out, since nobody knows where it began."""
+    trace, time = new_trace(), 0
+    for names in [steps[0], *steps]:
+        for name in [*names, kernel_names["gemm"], end]:
+            trace.kernel(name, time, time + 10)
+            time += 12
+    return decompose(trace.done()).steps.phase.tolist()
+
+
+@pytest.mark.parametrize(("names", "phase"), [
+    ([SPLIT], "decode"), ([SPLIT, BOTH], "decode"), ([BOTH], "unknown"),
+    ([FA2], "unknown"), ([FA2, FA2_COMBINE], "decode"),
+    ([fa3(64, 128)], "decode"), ([fa3(64, 128), fa3(192, 160)], "decode"),  # sliding layers keep the large tile
+    ([fa3(128, 160)], "unknown"), ([fa3(192, 128)], "unknown"),  # 8-bit keys decode with 128 rows, too
+    ([fa3(64, 64, 64, 512)], "unknown"),  # latent attention has tiles of 64 rows for prompts as well
+    ([CONTEXT], "prefill"), ([GENERATION], "decode"), ([CONTEXT, GENERATION], "mixed"),
+    ([SPARSE], "unknown"),  # prompts of sparse attention run the generation kernels
+    (["void flashinfer::BatchPrefillWithPagedKVCacheKernel<T>(P)"], "unknown"),
+    (["void flashinfer::BatchDecodeWithPagedKVCacheKernel<T>(P)"], "decode"),
+    (["void flashinfer::BatchDecodeWithPagedKVCacheKernel<T>(P)",
+      "void flashinfer::BatchPrefillWithPagedKVCacheKernel<T>(P)"], "unknown"),
+    (["void vllm::paged_attention_v2_kernel<T>(P)"], "decode"),
+    (["void flash_fwd_splitkv_mla_kernel<T>(P)"], "decode"),
+    (["some_attention_kernel"], "unknown"),
+])
+def test_a_phase_is_told_by_names_that_hold_it_and_by_no_other(new_trace, kernel_names, names, phase):
+    assert steps_of(new_trace, kernel_names, [names] * 4) == [phase] * 4
+
+
+def test_steps_of_unknown_phase_are_said(new_trace, kernel_names):
+    trace, time = new_trace(), 0
+    for _ in range(5):
+        for name in (FA2, kernel_names["gemm"], ARGMAX):
+            trace.kernel(name, time, time + 10)
+            time += 12
+    result = decompose(trace.done())
+    assert any("4 steps run attention kernels that serve prompts and single tokens alike" in n for n in result.notes)
+    assert "steps of unknown phase: 4" in decomposition_text(result)
+
+
+@pytest.mark.parametrize("router", [
+    "void at::native::sbtopk::gatherTopK<float, unsigned int, 2, false>(T)", ARGMAX,
+    "void cub::DeviceRadixSortOnesweepKernel<T>(T)"])
+def test_steps_are_not_counted_from_the_choice_of_experts(new_trace, kernel_names, router):
+    """Ten steps of six layers, each choosing its experts by a kernel that samplers run, too."""
+    trace, time = new_trace(), 0
+    for _ in range(10):
+        for name in [*(SPLIT, router, kernel_names["moe_gemm"]) * 6, kernel_names["gemm"], ARGMAX]:
+            trace.kernel(name, time, time + 10)
+            time += 12
+    steps = decompose(trace.done()).steps
+    assert len(steps) == 9 and set(steps.kernels) == {20}  # the first has no known start
+
+
+def test_a_choice_of_experts_without_a_sampler_makes_no_steps(new_trace, kernel_names):
+    trace, time = new_trace(), 0
+    for _ in range(60):
+        for name in (SPLIT, "void at::native::sbtopk::gatherTopK<float, unsigned int, 2, false>(T)",
+                     kernel_names["moe_gemm"]):
+            trace.kernel(name, time, time + 10)
+            time += 12
+    assert decompose(trace.done()).steps.empty
 
 
 def test_steps_follow_the_launches_not_the_clock(new_trace, kernel_names):
@@ -52,9 +133,8 @@ def test_ranges_without_launches_are_laid_over_the_kernels_by_time(new_trace, ke
 def test_kernel_patterns_show_steps_and_phases(new_trace, kernel_names):
     trace = new_trace()
     time = 0
-    for attention in (DECODE_ATTENTION, DECODE_ATTENTION, PREFILL_ATTENTION, None, DECODE_ATTENTION):
-        names = [kernel_names["gemm"], *([attention] if attention else [DECODE_ATTENTION, PREFILL_ATTENTION]), ARGMAX]
-        for name in names:
+    for attention in ([GENERATION], [GENERATION], [CONTEXT], [GENERATION, CONTEXT], [GENERATION]):
+        for name in [kernel_names["gemm"], *attention, ARGMAX]:
             trace.kernel(name, time, time + 10)
             time += 12
         time += 100
