@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,7 +75,7 @@ def decompose(
     Example: spoc nsight decompose trace.sqlite --expect-gpus 4 --model gpt-oss-120b --gpu h100-sxm
     """
     from spoc_lib import config
-    from spoc_lib.nsight import capture_overhead, explain_idle, roofline, rule_book
+    from spoc_lib.nsight import capture_overhead, explain_idle, roofline, rule_book, shown_types
     from spoc_lib.nsight import decompose as run
     from spoc_lib.nsight.text import decomposition_text, verdict_text
 
@@ -85,8 +83,9 @@ def decompose(
         raise InputError("bad-option", "a roofline needs both: give --model and --gpu together")
     result = run(trace, _window(window), rules=rule_book(rules), nvtx_range=nvtx_range, expect_gpus=expect_gpus,
                  accept_graph_mode=accept_graph_mode)
-    idle = explain_idle(result)
-    answer, text = result.to_dict() | {"idle": idle.to_dict()}, f"{decomposition_text(result)}\n{idle.sentence}"
+    idle, types = explain_idle(result), shown_types(result)
+    answer = result.to_dict() | {"idle": idle.to_dict(), "types": types.to_dict()}
+    text = f"{decomposition_text(result)}\n{idle.sentence}\n{types.sentence}."
     if untraced_step_s is not None:
         overhead = capture_overhead(result, untraced_step_s)
         answer["overhead"] = overhead
@@ -100,7 +99,8 @@ def decompose(
 
 @app.command()
 def classify(
-    file: Annotated[str, typer.Argument(help="kernel names, one a line, or a CSV with a column kernel_name")],
+    file: Annotated[str, typer.Argument(help="kernel names, one a line, or what a profiler prints: nsys stats in any "
+                                             "of its formats, ncu, rocprof, PyTorch's profiler")],
     rules: Rules = None,
     json: JsonOption = None,
 ) -> None:
@@ -110,28 +110,10 @@ def classify(
     """
     from spoc_lib.nsight import classify as run
     from spoc_lib.nsight import rule_book
+    from spoc_lib.nsight.namelist import kernel_names
 
-    result = run(_names(Path(file)), rule_book(rules))
+    result = run(kernel_names(file), rule_book(rules))
     emit(result, json, "\n".join(f"{category:10} {name}" for name, category in result.items()))
-
-
-def _names(path: Path) -> list[str]:
-    """Names of a list or of the column kernel_name of a CSV, in order, without repeats."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError("unreadable", f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError("not-text", f"{path} is not a text file of kernel names") from error
-    lines = text.splitlines()
-    header = next(csv.reader(lines[:1]), [])
-    if "kernel_name" in header:
-        names = [row["kernel_name"] for row in csv.DictReader(lines) if row.get("kernel_name")]
-    else:
-        names = [line.strip() for line in lines if line.strip()]
-    if not names:
-        raise InputError("empty-list", f"{path} holds no kernel names: one a line, or a CSV with a column kernel_name")
-    return list(dict.fromkeys(names))
 
 
 def _tokens(text: str | None) -> tuple[float, float] | None:

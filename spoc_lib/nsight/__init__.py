@@ -6,7 +6,8 @@ from spoc_lib.nsight.decompose import Decomposition, decompose
 from spoc_lib.nsight.diff import Diff, diff
 from spoc_lib.nsight.idle import explain_idle
 from spoc_lib.nsight.measured import capture_overhead, measured_steps
-from spoc_lib.nsight.roofline import Verdict, roofline
+from spoc_lib.nsight.roofline import Verdict, roofline, shown_types
 
 __all__ = ["CATEGORIES", "TITLES", "Collectives", "Decomposition", "Diff", "Verdict", "capture_overhead",
-           "classify", "collectives", "decompose", "diff", "explain_idle", "measured_steps", "roofline", "rule_book"]
+           "classify", "collectives", "decompose", "diff", "explain_idle", "measured_steps", "roofline", "rule_book",
+           "shown_types"]

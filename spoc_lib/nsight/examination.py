@@ -17,7 +17,7 @@ from spoc_lib.nsight.decompose import Decomposition, decompose
 from spoc_lib.nsight.excerpt import excerpt
 from spoc_lib.nsight.gates import gate_sentence, gates
 from spoc_lib.nsight.idle import explain_idle
-from spoc_lib.nsight.roofline import Verdict, roofline
+from spoc_lib.nsight.roofline import Verdict, roofline, shown_types
 
 #: Shortest and longest stretch that is drawn kernel by kernel.
 _LEAST_NS, _MOST_NS = 2_000_000, 60_000_000
@@ -103,7 +103,7 @@ class Examination:
             f"{shares['idle']:.0%} is idle."
         ]
         if self.verdict is None:
-            said.append(f"No roofline: {self.reason}.")
+            said += [f"No roofline: {self.reason}.", f"{shown_types(found).sentence}."]
         else:
             said += [f"{self.verdict.sentence[0].upper()}{self.verdict.sentence[1:]}", *self.verdict.sentences]
         said.append(explain_idle(found).sentence)
@@ -122,6 +122,7 @@ class Examination:
             "decomposition": self.decomposition.to_dict(),
             "verdict": self.verdict and self.verdict.to_dict(),
             "no_verdict": self.reason or None,
+            "types": shown_types(self.decomposition).to_dict(),
             "gates": self.gates().to_dict("records"),
             "advice": self.advice(),
         }

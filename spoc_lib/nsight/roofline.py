@@ -12,7 +12,7 @@ import pandas as pd
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
-from spoc_lib.nsight.categories import CATEGORIES, TITLES, compute_type
+from spoc_lib.nsight.categories import CATEGORIES, TITLES, compute_type, type_bits
 from spoc_lib.nsight.decompose import Decomposition
 from spoc_lib.nsight.work import Hypothesis, hypotheses, step_work
 
@@ -181,11 +181,11 @@ def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpe
     resources = {r: float(overall[overall.binds == r].share.sum()) for r in RESOURCES}
     busy = overall[overall.category != "idle"]
     top = busy.loc[busy.measured_s.idxmax()]
-    shown, label = _shown_type(decomposition)
+    types = shown_types(decomposition)
     sentences = [_step_sentence(table, phase, gpu) for phase in table.phase.unique() if phase != "all"] or [
         _step_sentence(table, "all", gpu)]
     if model.moe is not None:
-        sentences.append(_expert_sentence(table, model.moe.weight_bits, gpu, shown, label, decomposition.simulated))
+        sentences.append(_expert_sentence(table, model.moe.weight_bits, gpu, types, decomposition.simulated))
     binding = max(resources, key=resources.__getitem__)
     over = int((busy.of_roof > 1.05).sum())
     if over:
@@ -195,19 +195,60 @@ def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpe
                 f"spends {top.share:.0%} in {TITLES[top.category]}; for {resources[binding]:.0%} of it the nearest "
                 f"roof is {RESOURCES[binding]}" + (f", of which {TITLES[top.category]} reaches {top.of_roof:.0%}."
                                                    if top.of_roof and top.binds == binding else "."))
-    return Verdict(table, steps, gpus, model.name, gpu.name, label, shown, resources, binding, str(top.category),
-                   sentence, sentences, decomposition.simulated)
+    return Verdict(table, steps, gpus, model.name, gpu.name, types.label, types.share > 0, resources, binding,
+                   str(top.category), sentence, sentences, decomposition.simulated)
 
 
-def _shown_type(decomposition: Decomposition) -> tuple[bool, str]:
-    """(whether the expert GEMMs' names show their types, math x weights), by time."""
-    experts = decomposition.kernels[decomposition.kernels.category == "moe_gemm"]
+@dataclass(frozen=True)
+class ShownTypes:
+    """What the names of the matmuls tell of their types, whatever they computed. category: moe_gemm, or gemm where no
+    expert ran; math, weights: as `compute_type` says, of most of their time; share: of their time, 0 where no name
+    tells."""
+
+    category: str
+    math: str
+    weights: str
+    share: float
+
+    @property
+    def label(self) -> str:
+        """math x weights, `unknown` where no name tells."""
+        return f"{self.math}x{self.weights}" if self.share else "unknown"
+
+    @property
+    def scheme(self) -> str | None:
+        """`W4A16` and the like: bits of the weights, bits of the products."""
+        return f"W{type_bits(self.weights)}A{type_bits(self.math)}" if self.share else None
+
+    @property
+    def sentence(self) -> str:
+        """The evidence in words, without a full stop."""
+        who = {"moe_gemm": "expert GEMMs'"}.get(self.category, "dense GEMMs'")
+        if not self.share:
+            return f"The {who} names do not show their types"
+        bits = type_bits(self.weights)
+        products = f"{type_bits(self.math)}-bit" if self.math.startswith("a") else self.math.upper()
+        words = f"{products} products on {bits}-bit weights"
+        part = "" if self.share > 0.995 else f", in {self.share:.0%} of their time"
+        return f"The {who} names show {f'{words} ({self.label})' if bits == 4 else f'{self.label} ({words})'}{part}"
+
+    def to_dict(self) -> dict:
+        """For JSON."""
+        return {"category": self.category, "compute_type": self.label, "scheme": self.scheme, "share": self.share,
+                "sentence": f"{self.sentence}."}
+
+
+def shown_types(decomposition: Decomposition) -> ShownTypes:
+    """The types that the matmuls' names tell, by time; a batch is not needed."""
+    kernels = decomposition.kernels
+    category = "moe_gemm" if (kernels.category == "moe_gemm").any() else "gemm"
+    matmuls = kernels[kernels.category == category]
     weight: Counter = Counter()
-    for name, ns in zip(experts.name, experts.total_ns, strict=True):
-        found = compute_type(name)
-        if found:
-            weight["x".join(found)] += int(ns)
-    return (True, weight.most_common(1)[0][0]) if weight else (False, "unknown")
+    for name, ns in zip(matmuls.name, matmuls.total_ns, strict=True):
+        if found := compute_type(name):
+            weight[found] += int(ns)
+    (math, weights), most = weight.most_common(1)[0] if weight else (("", ""), 0)
+    return ShownTypes(category, math, weights, most / max(1, int(matmuls.total_ns.sum())))
 
 
 def _step_sentence(table: pd.DataFrame, phase: str, gpu: GpuSpec) -> str:
@@ -231,7 +272,7 @@ def _reach(binds: str, of_roof: float | None) -> str:
     return f"bound by {RESOURCES[binds]}, at {of_roof:.0%} of it"
 
 
-def _expert_sentence(table: pd.DataFrame, weight_bits: float, gpu: GpuSpec, shown: bool, label: str,
+def _expert_sentence(table: pd.DataFrame, weight_bits: float, gpu: GpuSpec, types: ShownTypes,
                      simulated: bool) -> str:
     """FP4-naive beside W4A16 beside measured, in the phase where the two differ most."""
     rows = table[(table.category == "moe_gemm") & (table.measured_s > 0)]
@@ -241,13 +282,11 @@ def _expert_sentence(table: pd.DataFrame, weight_bits: float, gpu: GpuSpec, show
     where = "a step" if row.phase == "all" else f"a {row.phase} step"
     times = (f"FP4-naive {row.fp4_naive_s * 1e3:.2f} ms, W4A16 {row.w4a16_s * 1e3:.2f} ms, "
              f"{'simulated' if simulated else 'measured'} {row.measured_s * 1e3:.2f} ms in {where}")
-    if shown and label.endswith(("xmxfp4", "xnvfp4", "xint4")):
-        math = label.split("x")[0].upper()
-        proof = f"The expert GEMMs' names show {math} products on 4-bit weights ({label}), so W4A16 is the roof"
-    elif shown:
-        proof = f"The expert GEMMs' names show {label}"
-    else:
-        proof = "The expert GEMMs' names do not show their types"
+    proof = types.sentence
+    if types.scheme == "W4A16":
+        proof += ", so W4A16 is the roof"
+    elif types.scheme and types.scheme != f"W{round(weight_bits)}A16":
+        proof += f", which is {types.scheme}: neither reading is theirs"
     if row.w4a16_s - row.fp4_naive_s > 0.05 * row.measured_s:
         tail = (f"whoever counts on FP4 rates for {gpu.title} expects {row.w4a16_s / row.fp4_naive_s:.1f} times too "
                 f"much of the experts")

@@ -125,13 +125,14 @@ def _closes(trace: Trace, activity: Activity, rules: RuleBook, categories: list[
     followed by attention at once, and only the last layer's are followed by a matmul and the sampler itself: where some
     runs of such kernels hold matmuls and others hold none, the former end steps.
     """
-    named = {c: np.array([own == c for own in categories])[activity.name] for c in ("attn", "gemm", "moe_gemm", "sample")}
-    ends = np.array([rules.ends_step(name) for name in trace.names], dtype=bool)[activity.name] & named["sample"]
+    def of(*wanted: str) -> np.ndarray:
+        return np.array([category in wanted for category in categories], dtype=bool)[activity.name]
+
+    ends = np.array([rules.ends_step(name) for name in trace.names], dtype=bool)[activity.name] & of("sample")
     marks = np.flatnonzero(ends)
     if not marks.size:
         return marks
-    attention = np.cumsum(named["attn"])
-    matmuls = np.cumsum(named["gemm"] | named["moe_gemm"])
+    attention, matmuls = np.cumsum(of("attn")), np.cumsum(of("gemm", "moe_gemm"))
     separate = attention if attention[-1] else matmuls  # a trace without attention that the rules know
     last = np.append(separate[marks[1:]] > separate[marks[:-1]], True)
     closes = marks[last]

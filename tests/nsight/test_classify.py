@@ -7,8 +7,10 @@ import json
 
 import pytest
 
+from spoc_lib.config import load_gpu, load_model
 from spoc_lib.core.errors import InputError
-from spoc_lib.nsight import CATEGORIES, classify, rule_book
+from spoc_lib.engine.batch import Batch
+from spoc_lib.nsight import CATEGORIES, classify, decompose, roofline, rule_book
 from spoc_lib.nsight.categories import compute_type
 
 KNOWN = {
@@ -141,9 +143,77 @@ def test_a_real_vllm_run_has_no_unknown_kernel_but_nameless_fusions(shared):
     assert unknown == ["triton_poi_fused_4", "triton_red_fused_3"]
 
 
-def test_the_names_show_the_compute_type():
-    assert compute_type("_p_matmul_ogs_NNT_bf16xbf16xmxfp4_128x256x128x1_swiglu") == ("bf16", "mxfp4")
-    assert compute_type("nvjet_tst_64x8_64x16_4x1_v_bz_TNT") is None
+def test_the_second_recorded_truth_list(shared):
+    """`a|b`: either is right."""
+    with open(shared("data/nsight/kernel_names_2026.csv"), newline="") as file:
+        truth = {row["kernel_name"]: row["category"].split("|") for row in csv.DictReader(file)}
+    got = classify(truth)
+    assert {n: (got[n], truth[n]) for n in truth if got[n] not in truth[n]} == {}
+
+
+BF16, FP16, FP8 = 1125899906909960, 1125899906910725, 2814749767172868  # ids of vllm::ScalarType
+U4, U4B8, U8B128, FP4, E8M0 = 1125899906843648, 1125899907892224, 1125899923621888, 562949953487106, 2814749767106568
+
+
+def marlin(*ids: int) -> str:
+    return f"void marlin_moe_wna16::Marlin<{', '.join(f'(long){one}' for one in ids)}, (int)128, (int)4>(const int4 *)"
+
+
+@pytest.mark.parametrize(("name", "types"), [
+    ("_p_matmul_ogs_NNT_bf16xbf16xmxfp4_128x256x128x1_swiglu", ("bf16", "mxfp4")),
+    ("_matmul_ogs_NNT_fp8xbf16xmxfp4_16x256x128x1", ("bf16", "mxfp4")),  # the first is the output's
+    ("_matmul_ogs_NNT_bf16xfp8xmxfp4_16x256x128x1", ("fp8", "mxfp4")),
+    (marlin(BF16, FP8, BF16, BF16), ("bf16", "fp8")), (marlin(FP16, U4, FP16, FP16), ("fp16", "int4")),
+    (marlin(BF16, U8B128, BF16, BF16), ("bf16", "int8")), (marlin(FP8, U4B8, BF16, BF16), ("fp8", "int4")),
+    (marlin(BF16, FP4, BF16, E8M0), ("bf16", "mxfp4")), (marlin(BF16, FP4, BF16, FP8), ("bf16", "nvfp4")),
+    (f"void marlin_moe_wna16::Marlin<__nv_bfloat16, {U4B8}l, (int)256>(const int4 *)", ("bf16", "int4")),
+    (f"void marlin_moe_wna16::Marlin<(long){BF16}, (long)56294995…", None),
+    (f"void marlin_moe_wna16::Marlin<(long){BF16}, (long){FP4}, (long)11258…", ("bf16", "fp4")),
+    ("void marlin::Marlin<(long)1125899906910725, (long)1>", None), ("void marlin_moe_wna16::MarlinMoE<4>(T)", None),
+    ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3", ("mxfp8", "mxfp4")),
+    ("bmm_E2m1_E2m1E2m1_Fp32_Ab16_Bb16", ("nvfp4", "nvfp4")), ("bmm_Bfloat16_Bfloat16_Fp32_t128", ("bf16", "bf16")),
+    ("bmm_Bfloat16_MxInt4Bfloat16_castBfloat16_Fp32_Ab32", ("bf16", "int4")),
+    ("void deep_gemm::sm100_fp8_fp4_mega_moe_impl<128u>", ("fp8", "fp4")),
+    ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 7168u>", ("fp8", "fp8")),
+    ("void cutlass::device_kernel<G<cutlass::gemm::GroupProblemShape<T>, cutlass::float_e4m3_t, "
+     "cute::tuple<cutlass::integer_subbyte<(int)4, (bool)1>, T>>>(P)", ("fp8", "int4")),
+    ("void cutlass::device_kernel<G<cute::tuple<cutlass::float_e2m1_t, cutlass::float_ue4m3_t>>>(P)",
+     ("nvfp4", "nvfp4")),
+    ("void cutlass::device_kernel<G<cute::tuple<cutlass::float_e4m3_t, cutlass::float_ue8m0_t>, "
+     "cute::tuple<cutlass::float_e2m1_t, cutlass::float_ue8m0_t>>>(P)", ("mxfp8", "mxfp4")),
+    ("void cutlass::device_kernel<G<cutlass::gemm::GroupProblemShape<T>, cutlass::bfloat16_t>>(P)", None),
+    ("void cutlass::device_kernel<G<cutlass::float_e4m3_t, …", None),  # the other operand may be of 4 bits
+    ("aiter::fmoe_bf16_blockscaleFp8_g1u1_vs_silu_1tg_ps_32x256", ("fp8", "fp8")),
+    ("kernel_cutlass_kernel_moe_W4A16MixedKernel_object_at_", ("a16", "w4")), ("_gemm_a8w8_kernel", ("a8", "w8")),
+    ("fused_moe_kernel", None), ("fused_moe_kernel_gptq_awq", None), ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", None),
+])
+def test_a_type_is_told_where_the_name_holds_it(name, types):
+    assert compute_type(name) == types
+
+
+@pytest.mark.parametrize(("name", "scheme", "said"), [
+    (marlin(BF16, FP4, BF16, E8M0), "W4A16", "expert GEMMs' names show BF16 products on 4-bit weights (bf16xmxfp4)."),
+    (marlin(BF16, FP8, BF16, BF16), "W8A16", "expert GEMMs' names show bf16xfp8 (BF16 products on 8-bit weights)."),
+    ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128", "W4A8", "names show MXFP8 products on 4-bit weights (mxfp8xmxfp4)."),
+    ("fused_moe_kernel", None, "The expert GEMMs' names do not show their types."),
+    ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", None, "The dense GEMMs' names do not show their types."),
+])
+def test_the_evidence_of_the_names_needs_no_batch(new_trace, spoc, name, scheme, said):
+    trace = new_trace()
+    trace.kernel(name, 0, 1000)
+    path = trace.done()
+    told = json.loads(spoc("decompose", path, "--json", "-").stdout)["types"]
+    assert told["scheme"] == scheme and told["sentence"].endswith(said)
+    assert said in spoc("decompose", path).stdout
+
+
+def test_a_scheme_that_is_not_the_models_is_no_roof_of_its_experts(new_trace):
+    trace = new_trace()
+    trace.kernel(marlin(BF16, FP8, BF16, BF16), 0, 1_000_000)
+    batch = Batch(8, 8, 8000, 1024, 0, 0, 0.0, 0.0, 0, 8)
+    verdict = roofline(decompose(trace.done()), load_model("gpt-oss-120b"), load_gpu("h100-sxm"), batch, steps=1)
+    assert verdict.compute_type == "bf16xfp8"
+    assert any("which is W8A16: neither reading is theirs" in sentence for sentence in verdict.sentences)
 
 
 def test_a_faulty_rule_file_names_its_field(tmp_path):

@@ -13,7 +13,7 @@ SPLIT = "kernel_unified_attention_3d"
 BOTH = "kernel_unified_attention_2d"
 CONTEXT = "fmhaSm100fKernel_QkvBfloat16OBfloat16H128PagedKvCausalP16VarSeqQ128Kv128PersistentContext"
 GENERATION = "fmhaSm100fKernel_QkvBfloat16OBfloat16H128PagedKvCausalP16MultiCtasKvVarSeqQ8Kv128StaticSwapsAbForGen"
-SPARSE = "fmhaSm100fKernel_QkvE4m3OBfloat16HQk576HV512PagedKvDenseStaticTokenSparseP1VarSeqQ32Kv128PersistentSwapsAbForGen"
+SPARSE = "fmhaSm100fKernel_QkvE4m3OBfloat16HQk576HV512PagedKvDenseStaticTokenSparseP1VarSeqQ32Kv128SwapsAbForGen"
 FA2 = ("void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<(int)128, (int)64, (int)128, (int)4>, (bool)1, "
        "(bool)0>(flash::Flash_fwd_params)")
 FA2_COMBINE = "void flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<(int)128>, 4, 3, true>(P)"
