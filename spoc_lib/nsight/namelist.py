@@ -36,8 +36,8 @@ def kernel_names(path: str | Path) -> list[str]:
         names += _names(*table)
     if not names and tables:
         headings = "; ".join(", ".join(heading[:12]) for heading, _ in tables[:3])
-        raise InputError("no-kernel-column", f"{path} holds no kernel names: of its tables ({headings}) none has a "
-                         f"column 'Name' or 'Kernel Name' of GPU kernels: give what nsys stats -r cuda_gpu_kern_sum "
+        raise InputError("no-kernel-column", f"{path} holds no kernel names: none of its tables ({headings}) lists GPU "
+                         f"kernels in a column 'Name' or 'Kernel Name'; give what nsys stats -r cuda_gpu_kern_sum "
                          f"prints, or one name a line")
     if not tables:
         names = _lines(text, path)
@@ -178,6 +178,8 @@ def _json(text: str) -> Iterator[Table]:
             yield heading, [[str(one.get(key, "")) for key in heading] for one in value]
         elif isinstance(value, list) and value and all(isinstance(one, str) for one in value):
             yield ["Kernel Name"], [[one] for one in value]
+        else:
+            yield list(value)[:12] if isinstance(value, dict) else ["no rows"], []
 
 
 def _names(heading: list[str], rows: list[list[str]]) -> list[str]:

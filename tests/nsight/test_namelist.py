@@ -104,8 +104,9 @@ def test_the_encodings_of_other_systems(tmp_path, data):
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    (CALLS, "none has a column 'Name' or 'Kernel Name' of GPU kernels"),
-    ("Start (ns),Duration (ns),Name,Result,Pid\n500,300,cudaLaunchKernel,0,42\n", "none has a column"),
+    (CALLS, "lists GPU kernels in a column 'Name' or 'Kernel Name'"),
+    ("Start (ns),Duration (ns),Name,Result,Pid\n500,300,cudaLaunchKernel,0,42\n", "none of its tables"),
+    ('{"nvjet_tst": "gemm"}', "none of its tables"), ("[]", "none of its tables"),
     ("kernel_name,count\nfoo<a, b>(c),3\n", "line 2 has 3 cells under a heading of 2: put a name that holds ','"),
     ("Time,Total\n1,2\n", "line 1, is a table's"), (f"{SUM}\n", "holds no kernel names"),
     (NOTICE, "holds no kernel names"), ("SQLite format 3\0", "is not a text file"),
