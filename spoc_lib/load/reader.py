@@ -85,18 +85,17 @@ class StreamReader:
                 chunk = orjson.loads(data)
             except orjson.JSONDecodeError:
                 chunk = self._mended(data)
-            if chunk.get("error"):
+            if "error" in chunk and chunk["error"]:
                 self._fail(*classify_error(chunk["error"], "stream_error"))
                 return
             usage, choices = chunk.get("usage"), chunk.get("choices")
-            if usage and isinstance(usage, dict):
-                self.usage = usage
-            else:
-                usage = None
+            if usage is not None:
+                usage = usage if isinstance(usage, dict) else None
+                self.usage = usage or self.usage
             if choices:
                 for choice in choices:
                     self._choice(time_s, choice, usage, chunk)
-            elif usage is None:
+            elif not usage:
                 self._no_choice(chunk, data)
         except (AttributeError, TypeError, KeyError, ValueError, RecursionError):
             self._fail("bad_event", data[:200].decode("utf-8", "replace"))
@@ -143,23 +142,13 @@ class StreamReader:
 
     def _choice(self, time_s: float, choice: dict[str, Any], usage: dict[str, Any] | None, chunk: dict[str, Any]
                 ) -> None:
-        delta = choice.get("delta")
-        if delta is None:
-            content, reasoning, calls = choice.get("text"), None, None
+        delta, calls = choice.get("delta"), None
+        text = content = choice.get("text") if delta is None else delta.get("content")
+        if content and content.__class__ is str and (delta is None or len(delta) == 1):
+            reasoning = None  # as most chunks are
         else:
-            content = delta.get("content")
-            reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-            calls = delta.get("tool_calls")
-        if not content and not reasoning and not calls:
-            content, reasoning, calls = self._elsewhere(choice, delta or {})
-        if content.__class__ is list or content.__class__ is dict:
-            content, thought = _parts(content)
-            reasoning = reasoning or thought
-        if reasoning and reasoning.__class__ is not str:
-            reasoning = "".join(_parts(reasoning))
-        text = "" + (content or "") + (reasoning or "")  # TypeError where a server sends no text
-        if calls:
-            text += _calls_text(calls)
+            content, reasoning, calls = self._said(content, choice, delta or {})
+            text = content + reasoning + (_calls_text(calls) if calls else "")
         if reasoning:
             self.thoughts.append(reasoning)
         if content:
@@ -175,21 +164,23 @@ class StreamReader:
             if usage is None and not self._usage_within(choice):
                 self._usage_within(chunk)
 
-    def _elsewhere(self, choice: dict[str, Any], delta: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """(content, reasoning, calls) of a choice that has none where most servers put them."""
-        if choice.get("error"):
-            self._fail(*classify_error(choice["error"], "stream_error"))
-        message = choice.get("message")
-        delta = delta or (message if isinstance(message, dict) else {})
-        audio = delta.get("audio")
-        call = delta.get("function_call")
-        said = audio.get("transcript") if isinstance(audio, dict) else None
-        calls = delta.get("tool_calls") or ([{"function": call}] if call else None)
-        if audio and not calls:
-            calls = [{"function": {"arguments": said}}]
-        return (delta.get("content") or choice.get("text") or delta.get("refusal"),
-                delta.get("reasoning_content") or delta.get("reasoning") or delta.get("reasoning_details")
-                or delta.get("thinking"), calls)
+    def _said(self, content: Any, choice: dict[str, Any], delta: dict[str, Any]) -> tuple[str, str, Any]:
+        """(content, reasoning, calls) of a choice, wherever a server puts them; TypeError where it sends no text."""
+        reasoning = _reasoning(delta)
+        calls = delta.get("tool_calls")
+        if not content and not reasoning and not calls:
+            if choice.get("error"):
+                self._fail(*classify_error(choice["error"], "stream_error"))
+            message = choice.get("message")
+            delta = delta or (message if isinstance(message, dict) else {})
+            call, audio = delta.get("function_call"), delta.get("audio")
+            calls = delta.get("tool_calls") or ([{"function": call}] if call else None)
+            if audio and not calls:
+                calls = [{"function": {"arguments": audio.get("transcript")}}]
+            content = delta.get("content") or choice.get("text") or delta.get("refusal")
+            reasoning = _reasoning(delta) or delta.get("reasoning_details") or delta.get("thinking")
+        text, thought = _parts(content) if content else ("", "")
+        return text, "".join(_parts(reasoning)) if reasoning else thought, calls
 
     def _usage_within(self, holder: dict[str, Any]) -> bool:
         """Take the usage that stands in `holder` or in an object of its own within it (`x_groq`, `response`)."""
@@ -283,6 +274,10 @@ def _tokens(value: Any) -> int | None:
 
 def _within(details: Any, name: str) -> Any:
     return details.get(name) if isinstance(details, dict) else None
+
+
+def _reasoning(delta: dict[str, Any]) -> Any:
+    return delta.get("reasoning_content") or delta.get("reasoning")
 
 
 def _parts(value: Any) -> tuple[str, str]:

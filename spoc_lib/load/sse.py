@@ -63,9 +63,9 @@ class EventParser:
         """The usual case, cheaply: `piece` is whole events of one `data: ` line each."""
         events = piece[:-2].split(b"\n\n")
         for event in events:
-            if event[:6] != b"data: " or b"\n" in event or len(event) == 6:
+            if event[:6] != b"data: " or b"\n" in event:
                 return self._lines(piece)
-        return [event[6:] for event in events]
+        return [data for event in events if (data := event[6:])]
 
     def _lines(self, piece: bytes) -> list[bytes]:
         if self._skip_lf:
