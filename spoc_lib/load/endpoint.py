@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 import urllib.error
 import urllib.request
@@ -22,6 +23,8 @@ from spoc_lib.servers.readiness import NO_ACCESS
 TIMEOUT_S = 10.0
 
 
+#: As nginx, Go and Apache answer plain HTTP where they speak TLS.
+TLS_WANTED = re.compile(rb"HTTPS (port|server)|SSL-enabled")
 #: What OpenSSL calls an answer that is no TLS.
 PLAIN_HTTP = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
 #: A page that never ends must not either.
@@ -123,7 +126,7 @@ def _get(plan: LoadPlan, url: str, method: str = "GET") -> tuple[int, bytes]:
             return answer.status, answer.read(MAX_BYTES)
     except urllib.error.HTTPError as error:
         body = error.read(MAX_BYTES)
-        if error.code == 400 and b"HTTPS port" in body:  # as nginx says it
+        if error.code == 400 and TLS_WANTED.search(body):
             raise _other_scheme(plan, "https") from error
         return error.code, body
     except http.client.BadStatusLine as error:

@@ -201,7 +201,7 @@ def _name_error(response: FastResponse, result: Exchange, text: bytes) -> None:
         if isinstance(said, dict) and said.get("choices"):
             result.error_class, result.error_message = "not_streamed", "the server answered without streaming"
         else:
-            result.error_class, told = classify_error(said, "bad_event")
+            result.error_class, told = classify_error(said, "not_streamed")
             kind = _header(response, "content-type", "no content type")
             result.error_message = f"HTTP {status} with {kind}, not a {EVENT_STREAM}: {told}"
     else:

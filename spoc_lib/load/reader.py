@@ -161,7 +161,7 @@ class StreamReader:
         reason = choice.get("finish_reason")
         if reason:
             self._finish(time_s, reason)
-            if usage is None and not self._usage_within(choice):
+            if not usage and not self._usage_within(choice):
                 self._usage_within(chunk)
 
     def _said(self, content: Any, choice: dict[str, Any], delta: dict[str, Any]) -> tuple[str, str, Any]:
