@@ -139,8 +139,8 @@ class Endpoint:
                            + self._access.remedy(said))
         try:
             answer = json.loads(body)
-        except (ValueError, RecursionError):
-            answer = None
+        except (ValueError, RecursionError):  # some stream what was not asked to be streamed
+            answer = {"choices": b'"choices"' in body}
         if not isinstance(answer, dict) or not answer.get("choices") or answer.get("error"):
             said = self._access.redacted(body[:200].decode("utf-8", "replace"))
             raise NotReadyError("no-completion", f"{self._host}{route} answers 200 and no completion: {said}")

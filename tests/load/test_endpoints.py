@@ -113,6 +113,14 @@ def test_a_model_that_is_listed_otherwise_is_asked_for_one_token(server, listed)
             readiness.Endpoint(url).identify("nope")
 
 
+def test_a_server_may_stream_whatever_is_asked(server):
+    async def handler(request):
+        await request.answer(["a"])
+
+    with server(handler) as url:
+        assert "answers as 'llama3'" in probe(plan(url)).notes[0]
+
+
 def test_an_answer_of_200_without_a_completion_is_none(server):
     async def handler(request):
         await request.json("200 OK", {"error": {"message": "no such model"}})

@@ -127,7 +127,7 @@ def test_no_odd_answer_ends_the_client(tmp_path, server):
     assert seen == {name: (error, tokens) for name, _, error, tokens in CASES}
     assert summary["valid"], summary["invalid"]
     assert summary["planned"] == summary["completed"] + summary["failed"] + summary["censored"]
-    assert "HTTP 200 with text/plain, not a text/event-stream: upstream is gone" in summary["error_samples"]["not_streamed"]
+    assert "with text/plain, not a text/event-stream: upstream is gone" in summary["error_samples"]["not_streamed"]
     assert "--body '{\"ignore_eos\": null}'" in summary["error_samples"]["http_422"]
     assert "give that address" in summary["error_samples"]["http_307"]
     assert summary["retry_after"] == 1
