@@ -82,7 +82,7 @@ class StreamReader:
                 return
             self.events += 1
             try:
-                chunk = orjson.loads(data)
+                chunk = orjson.loads(data if data.__class__ is bytes else bytes(data))
             except orjson.JSONDecodeError:
                 chunk = self._mended(data)
             if "error" in chunk and chunk["error"]:
@@ -142,11 +142,10 @@ class StreamReader:
 
     def _choice(self, time_s: float, choice: dict[str, Any], usage: dict[str, Any] | None, chunk: dict[str, Any]
                 ) -> None:
-        delta, calls = choice.get("delta"), None
-        text = content = choice.get("text") if delta is None else delta.get("content")
-        if content and content.__class__ is str and (delta is None or len(delta) == 1):
-            reasoning = None  # as most chunks are
-        else:
+        delta, reasoning, calls = choice.get("delta"), "", None
+        text: str = choice.get("text") if delta is None else delta.get("content")
+        content = text
+        if not text or text.__class__ is not str or delta is not None and len(delta) > 1:  # unlike most chunks
             content, reasoning, calls = self._said(content, choice, delta or {})
             text = content + reasoning + (_calls_text(calls) if calls else "")
         if reasoning:

@@ -68,7 +68,7 @@ def test_comments_event_lines_and_crlf():
     stream = b": ping\r\n\r\nevent: message\r\nid: 3\r\nretry: 10\r\ndata: " + orjson.dumps(delta(content="x")) + \
         b"\r\n\r\ndata:[DONE]\r\n\r\n"
     reader = read([stream])
-    assert (reader.reply, reader.done) == ("x", True)
+    assert (reader.reply, reader.done, reader.odd) == ("x", True, {})
 
 
 def test_data_on_two_lines_is_joined():
