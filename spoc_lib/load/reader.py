@@ -143,7 +143,7 @@ class StreamReader:
     def _choice(self, time_s: float, choice: dict[str, Any], usage: dict[str, Any] | None, chunk: dict[str, Any]
                 ) -> None:
         delta, reasoning, calls = choice.get("delta"), "", None
-        text: str = choice.get("text") if delta is None else delta.get("content")
+        text: Any = choice.get("text") if delta is None else delta.get("content")
         content = text
         if not text or text.__class__ is not str or delta is not None and len(delta) > 1:  # unlike most chunks
             content, reasoning, calls = self._said(content, choice, delta or {})
