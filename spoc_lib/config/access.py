@@ -28,8 +28,15 @@ OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "accept", 
 #: One streamed answer is asked each time, and the script says for what and how long.
 OWN_FIELDS = ("messages", "prompt", "stream", "n", "max_completion_tokens")
 KEY = re.compile(r"[\x21-\x7e]+")
+REFUSED = re.compile(r"(?i)not support|unsupported|not permitted|not allowed|forbidden|extra|unrecogni[sz]ed|unknown|"
+                     r"unexpected|invalid param|instead|deprecated")
 BEARER = "Authorization"
 VERSION = re.compile(r"v\d+((alpha|beta)\d*)?")
+#: Ends of a path that are a page or route of a server, not the address of its API.
+ROUTES = {"/chat/completions": "chat", "/completions": "completions", "/models": ""}
+PAGES = ("/responses", "/messages", "/embeddings", "/api/chat", "/api/generate", "/metrics", "/health", "/docs")
+#: What the load client sends besides, and a server may refuse.
+OWN_CHOICES = ("ignore_eos", "stream_options", "temperature")
 
 
 class Access(Strict):
@@ -149,6 +156,24 @@ class Access(Strict):
         budget = "max_completion_tokens" if "max_tokens" in merged else "max_tokens"
         return {name: value for name, value in merged.items() if value is not None}, budget
 
+    def remedy(self, refusal: str) -> str:
+        """What to do about a server's `refusal` that names fields of the request; empty when it names none."""
+        words = re.findall(r"\w+", refusal.replace("include_usage", "stream_options"))
+        sent, budget = self.body(dict.fromkeys(OWN_CHOICES, 0))
+        refused = REFUSED.search(refusal) is not None  # else it may be the value that displeases
+        named = [name for name in (*sent, budget) if name in words and (refused or name in OWN_CHOICES)]
+        given = [name for name in named if name in self.extra_body or name == "max_completion_tokens"]
+        nulls = ", ".join(f'"{name}": null' for name in named if name not in given)
+        text = ""
+        if nulls:
+            text = f"; to leave out what it refuses: --body '{{{nulls}}}' (in a cluster file, engine.extra_body: " \
+                   f"{{{nulls.replace(chr(34), '')}}})"
+            text += ", and the budget is sent as max_completion_tokens" * ("max_tokens" in nulls)
+        if given:
+            names = ", ".join("max_tokens: null" if name == budget else name for name in given)
+            text += f"; take {names} out of --body (engine.extra_body), where it stands"
+        return text
+
     def redacted(self, text: str) -> str:
         """`text` without the API key, should a server or library ever echo it."""
         key = self.key()
@@ -170,11 +195,22 @@ def secret_given(where: str, more: str = "") -> PydanticCustomError:
 
 
 def web_address(value: str) -> str:
-    """`value` when it is an http(s) address; ValueError when not, or when a password stands in it."""
-    if "@" in value.partition("//")[2].partition("/")[0]:
+    """`value` without white space around and with its scheme in small letters when it is an http(s) address;
+    ValueError when not, or when a password stands in it."""
+    value = value.strip()
+    scheme, colon, rest = value.partition("://")
+    if "@" in (rest if colon else value).partition("/")[0]:
         raise secret_given("a user or password in an address")
-    if not value.startswith(("http://", "https://")) or re.search(r"[\x00-\x20\x7f]", value):
+    if not colon and re.fullmatch(r"[\w.-]+(:\d+)?(/.*)?|\[[0-9a-fA-F:.]+\](:\d+)?(/.*)?", value):
+        raise ValueError(f"must start with http:// or https://: write http://{value}")
+    value = f"{scheme.lower()}://{rest}"
+    if scheme.lower() not in ("http", "https") or not colon or re.search(r"[\x00-\x20\x7f]", value):
         raise ValueError("must start with http:// or https://, for example http://127.0.0.1:8000, and hold no space")
+    host = re.split(r"[/?#]", rest)[0]
+    if host.count(":") > 1 and "[" not in host:
+        address, _, port = host.rpartition(":")
+        raise ValueError("holds an IPv6 address, which stands in brackets: write "
+                         f"{scheme.lower()}://[{address}]:{port}{rest.removeprefix(host)}")
     parts = urlsplit(value)
     if not parts.hostname:
         raise ValueError("must name a host, for example http://127.0.0.1:8000")
@@ -182,12 +218,22 @@ def web_address(value: str) -> str:
     return value
 
 
-def server_address(value: str) -> str:
-    """`value` without a slash at its end when it is the address of a server's API; ValueError as `web_address`."""
+def server_address(value: str, api: str = "chat") -> str:
+    """The address of a server's API: without slashes at its end, and without the route that is asked where somebody
+    pasted it; ValueError for another route or page, and as `web_address`."""
     parts = urlsplit(web_address(value))
+    path = re.sub("/{2,}", "/", parts.path).rstrip("/")
+    bare = f"{parts.scheme}://{parts.netloc}"
     if parts.query or parts.fragment:
-        raise ValueError("must be scheme, host and path, for example http://127.0.0.1:8000/proxy: no '?' and no '#'")
-    return value.rstrip("/")
+        raise ValueError(f"must be scheme, host and path, no '?' and no '#': write {bare}{path}")
+    ending = next((end for end in (*ROUTES, *PAGES) if path.endswith(end)), "")
+    path = path.removesuffix(ending)
+    if ending in PAGES:
+        raise ValueError(f"ends in a page of the server ({ending}), not in its API: write {bare}{path}")
+    if ROUTES.get(ending, "") not in ("", api):
+        raise ValueError(f"ends in {ending}, and 'api' says {api}: write {bare}{path}, with api: {ROUTES[ending]} "
+                         f"(--api {ROUTES[ending]}) where that route is meant")
+    return bare + path
 
 
 def _header_name(name: str) -> str:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from spoc_lib.config.access import Access, server_address, web_address, without_secret_flag
 from spoc_lib.config.shipped import beside, data_dir, find, from_folder_of, name_of
@@ -73,8 +73,8 @@ class Engine(Access):
 
     @field_validator("base_url")
     @classmethod
-    def _address(cls, value: str | None) -> str | None:
-        return value and server_address(value)
+    def _address(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return value and server_address(value, info.data.get("api", "chat"))
 
     @model_validator(mode="after")
     def _complete(self) -> Engine:

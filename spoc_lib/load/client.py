@@ -149,7 +149,7 @@ class Client:
         self.boss.end({**rung.state(), "stopped_s": stopped_s}, {
             "start_s": rung.start_s, "interrupted": self.interrupted, "crashed": rung.crashed, "errors": rung.errors,
             "error_samples": rung.error_samples, "retry_after": rung.retries, "kernel_stamped": rung.kernel_stamped,
-            "read_streams": rung.read_streams, "hidden_tokens": rung.hidden_tokens,
+            "read_streams": rung.read_streams, "hidden_tokens": rung.hidden_tokens, "odd_events": rung.odd_events,
             "clock_stepped_s": WallOffset.stepped_s}, tables)
 
     def _breathe(self) -> None:

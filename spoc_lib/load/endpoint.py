@@ -6,20 +6,27 @@ Runs in the parent, on the standard library's blocking client, once a rung.
 from __future__ import annotations
 
 import http.client
+import json
+import re
+import ssl
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
-import orjson
-
 from spoc_lib.config.access import root_url
 from spoc_lib.core.errors import InputError
 from spoc_lib.load.plan import LoadPlan
+from spoc_lib.servers import readiness
+from spoc_lib.servers.readiness import NO_ACCESS
 
 #: A firewall that swallows packets must not hold a rung for minutes.
 TIMEOUT_S = 10.0
 
 
+#: As nginx, Go and Apache answer plain HTTP where they speak TLS.
+TLS_WANTED = re.compile(rb"HTTPS (port|server)|SSL-enabled")
+#: What OpenSSL calls an answer that is no TLS.
+PLAIN_HTTP = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
 #: A page that never ends must not either.
 MAX_BYTES = 1 << 20
 
@@ -40,27 +47,43 @@ class Endpoint:
 def probe(plan: LoadPlan) -> Endpoint:
     """Ask `/v1/models`; InputError with one sentence when nobody answers or the model is not served.
 
-    A server without that page is taken as it is: the note says so.
+    A model that is not listed, or a list that is not shown, is asked for one token: gateways, adapters and servers of
+    one model list other names than they take. A server without that page is taken as it is. The notes say so.
     """
     try:
         status, body = _get(plan, f"{plan.api_url}/models")
     except _NoAnswer as error:
         return Endpoint((), None, (f"{plan.api_url}/models gives no answer ({error}): the name is not checked",))
-    if status in (401, 403):
-        raise InputError("unauthorised", f"{plan.base_url} refuses the API key (HTTP {status}): name the environment"
-                         " variable that holds it in 'api_key_env' (--api-key-env)")
+    if status in NO_ACCESS:
+        _one_token(plan, ())
+        return Endpoint((), None, (f"{plan.api_url}/models is not shown (HTTP {status}); the server answers as "
+                                   f"'{plan.model}'",))
     if status != 200:
         return Endpoint((), None, (f"{plan.api_url}/models answers HTTP {status}: the model's name is not checked",))
     try:
-        data = orjson.loads(body)["data"]
-        cards = {str(card["id"]): card for card in data}
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        cards = {str(card["id"]): card for card in json.loads(body)["data"]}
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Endpoint((), None, (f"{plan.api_url}/models is not an OpenAI model list: the name is not checked",))
-    if cards and plan.model not in cards:
+    listed = ", ".join(sorted(cards)) or "no model"
+    if plan.model not in cards:
+        _one_token(plan, tuple(cards))
+        return Endpoint(tuple(cards), None, (f"{plan.base_url} lists {listed}, and answers as '{plan.model}', which is "
+                                             "what was asked",))
+    length = cards[plan.model].get("max_model_len")
+    return Endpoint(tuple(cards), length if isinstance(length, int) and length > 0 else None, ())
+
+
+def _one_token(plan: LoadPlan, listed: tuple[str, ...]) -> None:
+    """InputError unless the server answers with a token as the plan's model, which is not among those `listed`."""
+    try:
+        readiness.Endpoint(plan.base_url, plan).complete(plan.model, tokens=1)
+    except readiness.NoAccessError as error:
+        raise InputError("unauthorised", f"{plan.base_url} refuses the API key: name the environment variable that "
+                         f"holds it in 'api_key_env' (--api-key-env); {error.message}") from error
+    except readiness.NotReadyError as error:
         raise InputError("unknown-model", f"{plan.base_url} does not serve the model '{plan.model}': it serves "
-                         + ", ".join(sorted(cards)))
-    length = cards.get(plan.model, {}).get("max_model_len")
-    return Endpoint(tuple(cards), int(length) if length else None, ())
+                         f"{', '.join(sorted(listed)) or 'none that it lists'}; asked for one token, {error.message}"
+                         ) from error
 
 
 def first_model(plan: LoadPlan) -> str:
@@ -68,8 +91,8 @@ def first_model(plan: LoadPlan) -> str:
     try:
         status, body = _get(plan, f"{plan.api_url}/models")
         if status == 200:
-            return str(orjson.loads(body)["data"][0]["id"])
-    except (_NoAnswer, orjson.JSONDecodeError, KeyError, TypeError, IndexError):
+            return str(json.loads(body)["data"][0]["id"])
+    except (_NoAnswer, ValueError, KeyError, TypeError, IndexError, RecursionError):
         pass  # the sentence below says what to do
     raise InputError("no-model", f"{plan.base_url} does not list its models: name one with --model")
 
@@ -86,6 +109,12 @@ def reset_prefix_cache(plan: LoadPlan) -> None:
                          "VLLM_SERVER_DEV_MODE=1")
 
 
+def _other_scheme(plan: LoadPlan, scheme: str) -> InputError:
+    spoken = {"http": "plain HTTP", "https": "TLS"}[scheme]
+    return InputError("wrong-scheme", f"{plan.base_url} speaks {spoken} there: write {scheme}://"
+                      + plan.base_url.partition("://")[2])
+
+
 def _get(plan: LoadPlan, url: str, method: str = "GET") -> tuple[int, bytes]:
     request = urllib.request.Request(url, headers=dict(plan.headers), method=method)
     for name, value in plan.credential().items():
@@ -96,9 +125,18 @@ def _get(plan: LoadPlan, url: str, method: str = "GET") -> tuple[int, bytes]:
         with opener.open(request, timeout=TIMEOUT_S) as answer:
             return answer.status, answer.read(MAX_BYTES)
     except urllib.error.HTTPError as error:
-        return error.code, error.read()
+        body = error.read(MAX_BYTES)
+        if error.code == 400 and TLS_WANTED.search(body):
+            raise _other_scheme(plan, "https") from error
+        return error.code, body
+    except http.client.BadStatusLine as error:
+        if str(error).startswith(("'\\x15\\x03", "\x15\x03")):  # the beginning of a TLS alert
+            raise _other_scheme(plan, "https") from error
+        raise _NoAnswer(str(error) or type(error).__name__) from error
     except urllib.error.URLError as error:
         why = getattr(error.reason, "strerror", None) or str(error.reason)
+        if isinstance(error.reason, ssl.SSLError) and error.reason.reason in PLAIN_HTTP:
+            raise _other_scheme(plan, "http") from error
         raise InputError("unreachable", f"no server answers at {plan.base_url}: {why}") from error
     except (OSError, http.client.HTTPException) as error:
         raise _NoAnswer(str(error) or type(error).__name__) from error

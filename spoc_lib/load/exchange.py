@@ -29,6 +29,7 @@ PARSE_EVERY = 32
 PARSE_WITHIN_S = 0.5
 #: After [DONE] the stream must end; a server that forgets to gets this long.
 AFTER_DONE_S = 2.0
+EVENT_STREAM = "text/event-stream"
 #: Of an answer that is no stream, so much is read.
 ERROR_BYTES = 1 << 20
 IDLE = IdleWatch()
@@ -66,10 +67,10 @@ def exchange(session: FastHttpSession, url: str, body: bytes, headers: dict[str,
             _failed(result, response.error)
         else:
             result.status = response.status_code
-            if response.status_code == 200:
+            if 200 <= response.status_code < 300:
                 _read_stream(response, result)
             else:
-                _read_error(response, result)
+                _name_error(response, result, _body(response))
     except gevent.Timeout as timeout:
         if timeout is not limit:
             raise
@@ -84,38 +85,40 @@ def exchange(session: FastHttpSession, url: str, body: bytes, headers: dict[str,
 
 
 def _read_stream(response: FastResponse, result: Exchange) -> None:
+    """Read an answer that may be a stream, whatever its content type says; without any event it is read as an error."""
     stream, reader = response.stream, result.reader
-    if "text/event-stream" not in _header(response, "content-type", "text/event-stream").lower():
-        return _read_error(response, result)
+    kind = _header(response, "content-type", EVENT_STREAM).lower()
     packed = _header(response, "content-encoding", "identity")
+    if packed.lower() != "identity" and EVENT_STREAM not in kind:
+        _name_error(response, result, _body(response))
+        return
     if packed.lower() != "identity":
         result.error_class = "bad_event"
         result.error_message = f"the stream is packed ({packed}), which was not asked for: its tokens come in lumps"
-        return None
-    _pump(stream, result)
+        return
+    beginning = _pump(stream, result, 0 if EVENT_STREAM in kind else ERROR_BYTES)
     now = time.monotonic()
     if reader.error_class is None and result.error_class is None:
         reader.close(now)
-    if reader.error_class:
-        result.error_class, result.error_message = reader.error_class, reader.error_message
-    elif not reader.complete:
-        result.error_class = result.error_class or "cut"
-        result.error_message = result.error_message or "the stream ended without finish reason or [DONE]"
-    elif not reader.times_s:
-        result.error_class, result.error_message = "empty", "the answer carries no token"
-    else:
-        result.error_class = None  # whole answer; how the connection ended afterwards is no matter
-    if result.error_class is None:
+    if beginning and not reader.events and result.error_class is None:
+        _name_error(response, result, beginning)
+        return
+    fault = reader.fault
+    if fault is None and not reader.times_s:
+        fault = "empty", "the answer carries no token"
+    if fault is None:
+        result.error_class = result.error_message = None  # whole; how the connection ended afterwards is no matter
         result.end_s = max(reader.times_s[-1], reader.finish_s or 0.0)
-    return None
+    elif result.error_class is None or fault[0] not in ("cut", "unfinished"):
+        result.error_class, result.error_message = fault
 
 
 def _header(response: FastResponse, name: str, otherwise: str = "") -> str:
     return otherwise if response.headers is None else str(response.headers.get(name, otherwise))
 
 
-def _pump(stream: HTTPSocketResponse, result: Exchange) -> None:
-    """Read what is there as it comes, stamp it, parse in small batches.
+def _pump(stream: HTTPSocketResponse, result: Exchange, keep: int) -> bytes:
+    """Read what is there as it comes, stamp it, parse in small batches; returns the first `keep` bytes.
 
     `read(n)` of the library would wait for n bytes and smear the stamps; so the socket is read here and the
     library's parser fed. A first piece may have come with the headers.
@@ -123,9 +126,11 @@ def _pump(stream: HTTPSocketResponse, result: Exchange) -> None:
     reader, buffer = result.reader, stream._body_buffer
     sock: Any = stream._sock
     pieces: list[tuple[float, bytes]] = []
+    kept = bytearray()
     stamped = isinstance(sock, ArrivalSocket)
     if buffer:
         pieces.append((sock.arrival_s if stamped else time.monotonic(), bytes(buffer)))
+        kept += buffer[:keep]
         buffer.clear()
     parse_s, late = time.monotonic() + PARSE_WITHIN_S, 0.0
     feed = super(HTTPResponse, stream).feed  # the C parser itself
@@ -144,6 +149,8 @@ def _pump(stream: HTTPSocketResponse, result: Exchange) -> None:
             feed(data)
             if buffer:
                 pieces.append((arrival, bytes(buffer)))
+                if len(kept) < keep:
+                    kept += buffer
                 buffer.clear()
             if not data:
                 if stamped and sock.given_up:
@@ -154,7 +161,7 @@ def _pump(stream: HTTPSocketResponse, result: Exchange) -> None:
             if len(pieces) >= PARSE_EVERY or now > parse_s:
                 _parse(reader, pieces)
                 parse_s = now + PARSE_WITHIN_S
-                if reader.error_class:
+                if reader.error_class or len(kept) >= keep > 0 == reader.events:
                     break
             if b"[DONE]" in data and not stream.message_complete:
                 _parse(reader, pieces)
@@ -174,6 +181,7 @@ def _pump(stream: HTTPSocketResponse, result: Exchange) -> None:
         result.handled_late_s = late
         result.kernel_stamps = bool(stamped and sock.kernel_stamps)
         _parse(reader, pieces)
+    return bytes(kept)
 
 
 def _parse(reader: StreamReader, pieces: list[tuple[float, bytes]]) -> None:
@@ -182,21 +190,23 @@ def _parse(reader: StreamReader, pieces: list[tuple[float, bytes]]) -> None:
     pieces.clear()
 
 
-def _read_error(response: FastResponse, result: Exchange) -> None:
-    """An answer that is no stream: an error with JSON or text, or a server that does not stream."""
-    text, status = _body(response), result.status
+def _name_error(response: FastResponse, result: Exchange, text: bytes) -> None:
+    """Name the class of an answer that is no stream: an error with JSON or text, or a server that does not stream."""
+    status = result.status or 0
     try:
         said = orjson.loads(text)
     except orjson.JSONDecodeError:
         said = text[:300].decode("utf-8", "replace")
-    if status == 200:
-        streamless = isinstance(said, dict) and "choices" in said
-        result.error_class, result.error_message = (
-            ("not_streamed", "the server answered without streaming") if streamless
-            else classify_error(said, "bad_event"))
+    if 200 <= status < 300:
+        if isinstance(said, dict) and said.get("choices"):
+            result.error_class, result.error_message = "not_streamed", "the server answered without streaming"
+        else:
+            result.error_class, told = classify_error(said, "not_streamed")
+            kind = _header(response, "content-type", "no content type")
+            result.error_message = f"HTTP {status} with {kind}, not a {EVENT_STREAM}: {told}"
     else:
         result.error_class, result.error_message = classify_error(said, f"http_{status}")
-        if status is not None and 300 <= status < 400 and _header(response, "location"):
+        if 300 <= status < 400 and _header(response, "location"):
             result.error_message = (f"the server sends its clients on to {_header(response, 'location')[:200]}: give "
                                     "that address, or a request measures both")
     result.retry_after_s = retry_after(_header(response, "retry-after"), _header(response, "date"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from spoc_lib.config.access import Access, api_url, server_address
 from spoc_lib.core.yamlfile import Positive, PositiveInt, Strict
@@ -70,8 +70,8 @@ class LoadPlan(Access):
 
     @field_validator("base_url")
     @classmethod
-    def _http(cls, value: str) -> str:
-        return server_address(value)
+    def _http(cls, value: str, info: ValidationInfo) -> str:
+        return server_address(value, info.data.get("api", "chat"))
 
     @field_validator("master")
     @classmethod

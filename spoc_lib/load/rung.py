@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Rung:
         self.start_s = self.end_s = 0.0
         self.live = self.in_flight = self.finished = self.retries = self.kernel_stamped = self.read_streams = 0
         self.hidden_tokens = 0
+        self.odd_events: Counter[str] = Counter()
         self.late_prepare_s = self.late_send_s = 0.0
         self.recent_ttft_s: deque[float] = deque(maxlen=RECENT)
         self.recent_lag_s: deque[float] = deque(maxlen=RECENT)
@@ -105,12 +106,15 @@ class Rung:
             self.kernel_stamped += result.kernel_stamps
             self.recent_lag_s.append(result.handled_late_s)
         self.hidden_tokens += result.reader.hidden_tokens
+        self.odd_events.update(result.reader.odd)
         if outcome == "failed":
             self._count_error(result.error_class or "unknown", result.error_message or "")
 
     def _count_error(self, error_class: str, message: str) -> None:
         self.errors[error_class] = self.errors.get(error_class, 0) + 1
-        self.error_samples.setdefault(error_class, self.plan.redacted(message))
+        if error_class not in self.error_samples:
+            remedy = self.plan.remedy(message) if error_class.startswith(("http_4", "http_5")) else ""
+            self.error_samples[error_class] = self.plan.redacted(message) + remedy
 
     def crash(self, error: Exception) -> None:
         """A fault of this client, not of the server: the rung ends and says so."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -212,8 +213,10 @@ def _settle(plan: LoadPlan, folder: Path, folders: list[Path], facts: dict[str, 
 def _remarks(reports: list[dict[str, Any]]) -> list[str]:
     """What the clients saw that a reader of the figures must know."""
     hidden = sum(report["hidden_tokens"] for report in reports)
+    odd = sum((Counter(report["odd_events"]) for report in reports), Counter[str]())
     stepped_s = max((report["clock_stepped_s"] for report in reports), default=0.0)
     notes = [f"the server kept {hidden:,} tokens of reasoning to itself: no rate and no gap has them"] if hidden else []
+    notes += [f"the answers held {count:,} {kind}" for kind, count in odd.items()]
     if stepped_s:
         notes.append(f"the wall clock was set by {stepped_s:.3f} s meanwhile: the kernel's stamps of up to a second "
                      "before may be off by as much")
@@ -277,6 +280,7 @@ def describe(summary: Mapping[str, Any]) -> str:
             for row in layers))
     if summary["errors"]:
         lines.append("errors: " + ", ".join(f"{name} {count}" for name, count in summary["errors"].items()))
+        lines += [f"{name}: {' '.join(text.split())}" for name, text in summary["error_samples"].items() if text]
     lines += [f"client-limited: {text}" for text in summary["client_limits"]]
     lines += [f"invalid: {text}" for text in summary["invalid"]]
     lines += [f"note: {text}" for text in summary["notes"]]

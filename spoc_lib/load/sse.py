@@ -1,25 +1,38 @@
 """Server-sent events: bytes in, events out (WHATWG: lines end in LF, CRLF or CR; `data:` lines join with LF; an empty
-line ends the event; comments and other fields are ignored). Any split of the bytes gives the same events."""
+line ends the event; one without data is none; comments and other fields are ignored). Any split of the bytes gives the
+same events."""
 
 from __future__ import annotations
 
 BOM = b"\xef\xbb\xbf"
 
 
+class NamedEvent(bytes):
+    """The data of an event that bears a name (its `event:` line)."""
+
+    name = ""
+
+
+def event_name(data: bytes) -> str:
+    """The name of an event, in small letters; empty for one without."""
+    return data.name if isinstance(data, NamedEvent) else ""
+
+
 class EventParser:
     """Incremental cutter of server-sent events.
 
-    `feed(piece)` returns the `data` of every event that `piece` completed, in order. An event without `data:` lines
-    is not an event. `close()` returns the data of an event that the end of the stream cut before its empty line:
-    the standard discards it, but several servers end like that, so the caller decides.
+    `feed(piece)` returns the `data` of every event that `piece` completed, in order, one with a name as NamedEvent. An
+    event whose data is empty is none. `close()` returns the data of an event that the end of the stream cut before its
+    empty line: the standard discards it, but several servers end like that, so the caller decides.
     """
 
-    __slots__ = ("_buffer", "_data", "_first", "_more", "_skip_lf")
+    __slots__ = ("_buffer", "_data", "_first", "_more", "_name", "_skip_lf")
 
     def __init__(self) -> None:
         self._buffer = b""
         self._more: list[bytes] = []  # what came of the same line since, joined once when it ends
         self._data: list[bytes] = []
+        self._name = b""
         self._first = True
         self._skip_lf = False
 
@@ -32,7 +45,7 @@ class EventParser:
             if started is None:
                 return []
             piece = started
-        if not self._buffer and not self._data and not self._skip_lf and piece[:6] == b"data: " \
+        if not self._buffer and not self._data and not self._skip_lf and not self._name and piece[:6] == b"data: " \
                 and piece[-2:] == b"\n\n" and b"\r" not in piece:
             return self._whole_events(piece)
         return self._lines(piece)
@@ -52,7 +65,7 @@ class EventParser:
         for event in events:
             if event[:6] != b"data: " or b"\n" in event:
                 return self._lines(piece)
-        return [event[6:] for event in events]
+        return [data for event in events if (data := event[6:])]
 
     def _lines(self, piece: bytes) -> list[bytes]:
         if self._skip_lf:
@@ -73,15 +86,25 @@ class EventParser:
         for line in lines:
             if line:
                 self._field(line)
-            elif self._data:
-                events.append(b"\n".join(self._data))
-                self._data = []
+            elif data := self._dispatched():
+                events.append(data)
         return events
+
+    def _dispatched(self) -> bytes:
+        """The data of the event that ends here."""
+        data, name = b"\n".join(self._data), self._name
+        self._data, self._name = [], b""
+        if name and data:
+            data = NamedEvent(data)
+            data.name = name.decode("utf-8", "replace").lower()
+        return data
 
     def _field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value[1:] if value[:1] == b" " else value)
+        elif name == b"event":
+            self._name = value.strip()
 
     def close(self) -> bytes | None:
         """The data of an event that the stream's end cut short; None where there is none."""
@@ -89,8 +112,7 @@ class EventParser:
             self._field(self.leftover)
             self._buffer = b""
             self._more.clear()
-        data, self._data = b"\n".join(self._data), []
-        return data or None
+        return self._dispatched() or None
 
     @property
     def leftover(self) -> bytes:

@@ -134,7 +134,7 @@ class ScriptedUser(FastHttpUser):
         source = "usage" if total is not None else ("tokenizer" if outcome == "completed" else "none")
         shares = token_shares(reader.texts, reader.running_tokens, total)
         if source == "tokenizer":
-            rung.books.uncounted(planned["request"], "".join(reader.texts))
+            rung.books.uncounted(planned["request"], reader.text)
         first_s = reader.times_s[0] if reader.times_s else None
         rung.books.end({
             **planned, "send_s": result.send_s, "first_token_s": first_s, "end_s": result.end_s,

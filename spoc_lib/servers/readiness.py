@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,14 +75,18 @@ class Endpoint:
             raise NotReadyError("unhealthy", f"{self._host}{self._root}/health answers {status}{_why(status)}")
 
     def identify(self, model: str | None = None) -> Identity:
-        """Who serves here; `model` must be among its models where given and where the server lists them."""
+        """Who serves here. A `model` that the server does not list (an alias, an adapter, a gateway's wildcard), or
+        whose list it does not show, must answer with one token."""
         status, body = self._ask("GET", f"{self._api}/models", None, PROBE_TIMEOUT_S)
-        unlisted = status in NO_SUCH_PAGE and model is not None
-        cards: list[dict[str, Any]] = [{"id": model}] if unlisted else self._models(status, body)
-        names = [card["id"] for card in cards]
-        if model is not None and model not in names:
-            raise NotReadyError("wrong-model", f"{self._host} serves {', '.join(names)}, not {model}")
-        card = cards[names.index(model)] if model else cards[0]
+        if model is not None and status in (*NO_SUCH_PAGE, *NO_ACCESS):
+            cards: list[dict[str, Any]] = []
+        else:
+            cards = self._models(status, body)
+        card = next((card for card in cards if model in (None, card["id"])), None)
+        if card is None:
+            card = {"id": model}
+            if status not in NO_SUCH_PAGE:
+                self.takes(str(model), [card["id"] for card in cards])
         length = card.get("max_model_len")
         passport = self._page("/spoc/passport")
         return Identity(card["id"], length if isinstance(length, int) else None,
@@ -109,6 +114,16 @@ class Endpoint:
             return {}
         return facts if isinstance(facts, dict) else {}
 
+    def takes(self, model: str, listed: Sequence[str]) -> None:
+        """NotReadyError unless the server answers one token as `model`, which is not among those that it `listed`."""
+        try:
+            self.complete(model, tokens=1)
+        except NoAccessError:
+            raise
+        except NotReadyError as error:
+            raise NotReadyError("wrong-model", f"{self._host} serves {', '.join(sorted(listed)) or 'no listed model'}, "
+                                f"not {model}: {error.message}") from error
+
     def complete(self, model: str, *, prompt: str = "def f(x):", tokens: int = 2, timeout_s: float = 60) -> None:
         """One real answer of the kind that a rung asks for; NotReadyError when it fails."""
         chat = self._access.api == "chat"
@@ -119,8 +134,16 @@ class Endpoint:
         if status != 200:
             other = f" (engine.api: {'completions' if chat else 'chat'} asks the other route)"
             why = other if status in NO_SUCH_PAGE else _why(status)
+            said = self._access.redacted(body[:500].decode("utf-8", "replace"))
+            raise _refusal(status, f"{self._host}{route} answers {status}{why}: {said[:200]}"
+                           + self._access.remedy(said))
+        try:
+            answer = json.loads(body)
+        except (ValueError, RecursionError):  # some stream what was not asked to be streamed
+            answer = {"choices": b'"choices"' in body}
+        if not isinstance(answer, dict) or not answer.get("choices") or answer.get("error"):
             said = self._access.redacted(body[:200].decode("utf-8", "replace"))
-            raise _refusal(status, f"{self._host}{route} answers {status}{why}: {said}")
+            raise NotReadyError("no-completion", f"{self._host}{route} answers 200 and no completion: {said}")
 
 
 def _refusal(status: int, message: str) -> NotReadyError:

@@ -219,11 +219,12 @@ def test_bad_input_is_one_sentence(words, sentence, here):
 @pytest.mark.slow
 def test_unknown_model_and_unknown_personas(server, tmp_path, here):
     async def never(request):
-        raise AssertionError("no request was due")
+        await request.json("404 Not Found", {"error": {"message": "no such model"}})
 
     with server(never) as url:
         wrong = here("load", "run", "--base-url", url, "--model", "nope")
         assert wrong.returncode == 2 and "does not serve the model 'nope': it serves m" in wrong.stderr
+        assert "no such model" in wrong.stderr
         persona = here("load", "run", "--base-url", url, "--personas", "nobody", "--out", str(tmp_path))
         assert persona.returncode == 2 and "nobody" in persona.stderr and "Traceback" not in persona.stderr
         (tmp_path / "void").mkdir()

@@ -55,6 +55,7 @@ async def no_done(r):
 async def done_but_never_ends(r):
     await start(r)
     await r.event(delta(r, content="x"))
+    await r.event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     await r.event(b"[DONE]")
     await asyncio.sleep(10)
 
@@ -65,7 +66,8 @@ async def no_usage(r):
 
 async def until_closed(r):
     await r.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
-    await r.send(b"data: " + orjson.dumps(delta(r, content="x")) + b"\n\ndata: [DONE]\n\n")
+    await r.send(b"data: " + orjson.dumps(delta(r, content="x")) + b"\n\n")
+    await r.send(b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
     r.writer.close()
 
 
@@ -81,6 +83,14 @@ async def cut_in_mid_answer(r):
 
 async def ends_without_finish(r):
     await r.answer(["a", "b"], finish=None, done=False)
+
+
+async def done_without_finish(r):
+    await r.answer(["a", "b"], finish=None, usage=USAGE)
+
+
+async def aborted(r):
+    await r.answer(["a", "b"], finish="abort", usage=USAGE)
 
 
 async def reset_before_answer(r):
@@ -136,6 +146,7 @@ BUSY: set[int] = set()
 CASES = [(plain, None), (reasoning, None), (several_tokens_a_chunk, None), (split_in_the_middle, None),
          (crlf_and_comments, None), (no_done, None), (done_but_never_ends, None), (no_usage, None),
          (until_closed, None), (fewer_than_asked, None), (cut_in_mid_answer, "cut"), (ends_without_finish, "cut"),
+         (done_without_finish, "unfinished"), (aborted, "finish_abort"),
          (reset_before_answer, "cut"), (error_event, "stream_error"), (bad_event, "bad_event"), (empty, "empty"),
          (overflow, "context_overflow"), (refuses, "http_422"), (html_500, "http_500"),
          (not_streamed, "not_streamed"), (silent, "timeout"), (busy_once, "http_503")]

@@ -87,6 +87,15 @@ CASES = [
     ("named_error_event", events(delta(content="a"), {"message": "gone", "type": "x"}), "stream_error", None),
     ("long_event", events(LONG, delta("stop"), {"choices": [], "usage": USAGE}), None, 2),
     ("content_type_in_capitals", whole("200 OK", b"Content-Type: Text/Event-Stream\r\n", EVENTS), None, 2),
+    ("created", whole("201 Created", STREAM, EVENTS), None, 2),
+    ("plain_text_stream", whole("200 OK", b"Content-Type: text/plain; charset=utf-8\r\n", EVENTS), None, 2),
+    ("octet_stream", whole("200 OK", b"Content-Type: application/octet-stream\r\n", EVENTS), None, 2),
+    ("plain_text_error", whole("200 OK", b"Content-Type: text/plain\r\n", b"upstream is gone"), "not_streamed", None),
+    ("no_content", whole("204 No Content", b"", b""), "cut", None),
+    ("refused_field", whole("422 No", b"", b'{"detail":[{"loc":["body","ignore_eos"],"msg":"extra"}]}'), "http_422",
+     None),
+    ("heartbeats", events(b"", b" ", b"ping", delta(content="a"), delta("stop"), {"choices": [], "usage": USAGE}),
+     None, 2),
     ("packed_stream", whole("200 OK", STREAM + PACKED, gzip.compress(EVENTS)), "bad_event", None),
     ("packed_error", whole("400 Bad Request", b"Content-Encoding: gzip\r\n", gzip.compress(
         b'{"error":{"message":"the request exceeds the available context size"}}')), "context_overflow", None),
@@ -118,6 +127,8 @@ def test_no_odd_answer_ends_the_client(tmp_path, server):
     assert seen == {name: (error, tokens) for name, _, error, tokens in CASES}
     assert summary["valid"], summary["invalid"]
     assert summary["planned"] == summary["completed"] + summary["failed"] + summary["censored"]
+    assert "with text/plain, not a text/event-stream: upstream is gone" in summary["error_samples"]["not_streamed"]
+    assert "--body '{\"ignore_eos\": null}'" in summary["error_samples"]["http_422"]
     assert "give that address" in summary["error_samples"]["http_307"]
     assert summary["retry_after"] == 1
     ((user, asked_s),) = SEEN.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 
 import orjson
@@ -39,7 +41,7 @@ def test_only_chunks_with_tokens_count():
     reader = read(ANSWER)
     assert reader.times_s == [1.0, 2.0, 3.0]  # role, finish, usage and [DONE] never count
     assert reader.reply == "Héllo 世"
-    assert (reader.finish_reason, reader.done, reader.complete) == ("stop", True, True)
+    assert (reader.finish_reason, reader.done, reader.fault) == ("stop", True, None)
     assert [reader.count(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")] == [7, 3, 4]
 
 
@@ -66,7 +68,7 @@ def test_comments_event_lines_and_crlf():
     stream = b": ping\r\n\r\nevent: message\r\nid: 3\r\nretry: 10\r\ndata: " + orjson.dumps(delta(content="x")) + \
         b"\r\n\r\ndata:[DONE]\r\n\r\n"
     reader = read([stream])
-    assert (reader.reply, reader.done) == ("x", True)
+    assert (reader.reply, reader.done, reader.odd) == ("x", True, {})
 
 
 def test_data_on_two_lines_is_joined():
@@ -75,17 +77,176 @@ def test_data_on_two_lines_is_joined():
 
 def test_the_end_may_lack_its_empty_line():
     reader = read([data(delta(content="x")), b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n'])
-    assert reader.complete
+    assert reader.fault is None
 
 
-def test_no_done_but_finish_is_complete_and_neither_is_not():
-    assert read([data(delta(content="x")), data(delta("stop"))]).complete
-    assert not read([data(delta(content="x"))]).complete
+def fault(*events: object) -> str | None:
+    found = read([data(event) for event in events]).fault
+    return found and found[0]
+
+
+def test_the_finish_reason_tells_a_whole_answer_and_done_does_not():
+    assert fault(delta(content="x"), delta("stop")) is None
+    assert fault(delta(content="x")) == "cut"
+    assert fault(delta(content="x"), b"[DONE]") == "unfinished"
+    assert fault(delta("", content="x"), delta("None"), USAGE, b"[DONE]") == "unfinished"
+
+
+@pytest.mark.parametrize("reason", [
+    "stop", "length", "tool_calls", "function_call", "eos_token", "end_turn", "MAX_TOKENS", "FinishReason.STOP",
+    "model_length", "COMPLETE", ["stop"], {"type": "length", "length": 16}, {"type": "stop", "matched": 2}])
+def test_ends_of_an_answer_in_many_words(reason):
+    assert fault(delta(content="x"), delta(reason), USAGE, b"[DONE]") is None
+
+
+@pytest.mark.parametrize(("reason", "error_class"), [
+    ("abort", "finish_abort"), ("Aborted", "finish_aborted"), ("error", "finish_error"), ("ERROR", "finish_error"),
+    ("cancelled", "finish_cancelled"), ("canceled", "finish_canceled"), ("FinishReason.ABORT", "finish_abort"),
+    ("content_filter", "finish_content_filter"), ("content-filter", "finish_content_filter"),
+    ("zz top", "finish_zz_top"),
+    ({"type": "abort", "message": "server is shutting down", "status_code": 503}, "finish_abort"),
+    ({"type": "abort", "message": "the input is longer than the model's context length"}, "context_overflow"),
+    (["nothing"], "finish_nothing"), (7, "finish_7"), ("\U0001f600", "finish_unknown")])
+def test_an_answer_that_the_server_broke_off_is_no_answer(reason, error_class):
+    events = delta(content="x"), delta(reason), USAGE, b"[DONE]"
+    assert fault(*events) == error_class
+    assert read([data(event) for event in events]).count("completion_tokens") == 3  # what came after is read
+
+
+@pytest.mark.parametrize("bad", [
+    {"error": {"message": "boom"}}, {"error": "boom", "error_type": "generation"}, {"detail": "boom"},
+    {"object": "error", "message": "boom", "code": 500}, {"error_message": "boom", "error_code": 50001},
+    {"type": "error", "error": {"type": "overloaded_error", "message": "boom"}}, {"detail": [{"msg": "boom"}]},
+    {"choices": [], "error": {"message": "boom"}}, {"choices": None, "message": "boom"}, {"msg": "boom", "code": 500},
+    {"choices": [{"index": 0, "delta": {"content": ""}, "error": {"message": "boom"}, "finish_reason": "error"}]},
+    {"status": "error", "reason": "boom"}, {"errors": [{"message": "boom"}]}])
+def test_an_error_in_the_stream_in_many_shapes(bad):
+    reader = read([data(event) for event in (delta(content="x"), bad, b"[DONE]")])
+    assert reader.fault and reader.fault[0] == "stream_error" and "boom" in reader.fault[1]
+
+
+@pytest.mark.parametrize("event", [b"event: error\ndata: boom\n\n", b"event: error\ndata: {\"why\": \"boom\"}\n\n"])
+def test_an_event_of_the_name_error_is_one(event):
+    reader = read([data(delta(content="x")), event, data(delta("stop"))])
+    assert reader.fault and reader.fault[0] == "stream_error" and "boom" in reader.fault[1]
+
+
+@pytest.mark.parametrize("beat", [
+    b"data:\n\n", b"data: \n\n", b"data\n\n", b"data:   \n\n", b"data:\r\n\r\n", b": keep-alive\n\n",
+    b"event: ping\ndata:\n\n", b"event: ping\ndata: ping\n\n", b"event: tick\ndata: 12:00\n\n", b"event: ping\n\n",
+    b'event: ping\ndata: {"type": "ping"}\n\n', b"data: ping\n\n", b"data: keep-alive\n\n", b"data: : heartbeat\n\n",
+    b"data: {}\n\n", b"data: null\n\n", b'data: {"type": "ping"}\n\n', b'data: {"object": "keepalive"}\n\n'])
+def test_heartbeats_are_no_part_of_the_answer(beat):
+    reader = read([beat, beat, beat + ANSWER[0], beat, *ANSWER[1:4], beat, *ANSWER[4:]])
+    assert (reader.fault, reader.reply, len(reader.times_s)) == (None, "Héllo 世", 3)
+
+
+def raw(content: bytes, more: bytes = b"") -> bytes:
+    return data(b'{"choices":[{"index":0,"delta":{"content":' + content + b'},"finish_reason":null' + more + b"}]}")
+
+
+@pytest.mark.parametrize(("chunks", "reply"), [
+    ([raw(rb'"\ud83d"'), raw(rb'"\ude00"')], "\U0001f600"), ([raw(rb'"ok \ud83d"'), raw(b'" fine"')], "ok \ufffd fine"),
+    ([raw(b'"\xf0\x9f"'), raw(b'"\x98\x80"')], "\ufffd" * 3), ([raw('"\ufffd"'.encode())] * 2, "\ufffd" * 2),
+    ([raw(b'"a"', b',"logprobs":{"content":[{"logprob":NaN}]}'), raw(b'"b"', b',"logprobs":-Infinity')], "ab"),
+    ([raw(b'"a"', b',"created":' + b"9" * 400), raw(b'"x","content":"b"')], "ab")])
+def test_text_that_json_or_utf8_splits_is_timed_and_can_be_shown(chunks, reply):
+    reader = read([*chunks, data(delta("stop")), data(USAGE)])
+    assert (reader.fault, reader.times_s, reader.reply, reader.text) == (None, [0.0, 1.0], reply, reply)
+    orjson.dumps([reader.reply, reader.text])
+
+
+def test_content_in_parts_is_split_into_thought_and_answer():
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "I "}]}
+    reader = read([data(delta(content=[thought])), data(delta(content=[thought, {"type": "text", "text": "So"}])),
+                   data(delta(content={"type": "text", "text": " it"})), data(delta(content=[" ", "is"])),
+                   data(delta(content=[{"type": "reference", "reference_ids": [1]}])), data(delta("stop"))])
+    assert (reader.fault, reader.times_s, reader.reply, reader.reasoning) == (None, [0, 1, 2, 3], "So it is", "I I ")
+
+
+@pytest.mark.parametrize(("fields", "text", "reply", "reasoning"), [
+    ({"reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}, "hm", "", "hm"),
+    ({"reasoning": "hm", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}, "hm", "", "hm"),
+    ({"reasoning": {"content": "hm"}}, "hm", "", "hm"), ({"refusal": "no"}, "no", "no", ""),
+    ({"function_call": {"name": "ls", "arguments": "{}"}}, "ls{}", "", ""),
+    ({"tool_calls": [{"function": {"name": "ls", "arguments": {"a": 1}}}, None]}, 'ls{"a": 1}', "", ""),
+    ({"audio": {"data": "AAAA", "transcript": "hi"}}, "hi", "", "")])
+def test_tokens_in_other_fields(fields, text, reply, reasoning):
+    reader = read([data(delta(content=None, **fields)), data(delta("stop"))])
+    assert (reader.fault, reader.texts, reader.reply, reader.reasoning) == (None, [text], reply, reasoning)
+
+
+@pytest.mark.parametrize("last", [
+    [{"choices": [{"delta": {}, "finish_reason": "stop", "usage": "USAGE"}]}],
+    [{**delta("stop"), "x_groq": {"usage": "USAGE"}}], [{**delta("stop"), "usage": "USAGE"}],
+    [delta("stop"), {"choices": [], "usage": "USAGE"}],
+    [delta("stop"), {"choices": None, "x_groq": {"usage": "USAGE"}}],
+    [{"choices": [{"delta": {}, "finish_reason": "stop", "usage": "USAGE"}], "usage": None},
+     {"choices": [], "usage": {}}]])
+def test_usage_wherever_it_stands(last):
+    told = b'{"prompt_tokens":900,"completion_tokens":20,"cached_tokens":640}'
+    reader = read([data(delta(content="word "))] + [data(orjson.dumps(event).replace(b'"USAGE"', told))
+                                                    for event in last])
+    assert [reader.count(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")] == [900, 20, 640]
+
+
+def test_events_of_another_api_are_counted_and_named():
+    reader = read([data({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}})] * 2
+                  + [data(b"[DONE]")])
+    assert sum(reader.odd.values()) == 2 and "content_block_delta" in reader.fault[1]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from(["error", "abort", "stop", "[DONE]", "ping", "\ud83d"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([
+        "choices", "delta", "content", "usage", "error", "type", "text", "finish_reason", "message", "tool_calls",
+        "function", "arguments", "completion_tokens", "detail", "reasoning_details", "audio", "x"]), inner, max_size=4),
+    max_leaves=12)
+FIELDS = ["content", "reasoning", "reasoning_content", "tool_calls", "function_call", "audio", "refusal", "thinking"]
+
+
+def outcome(stream: bytes) -> None:
+    """Whatever came has a class or is whole, and all that is kept of it can be written down."""
+    reader = read([stream[:len(stream) // 2], stream[len(stream) // 2:]])
+    assert reader.fault is None or re.fullmatch(r"[a-z0-9_]{1,60}", reader.fault[0])
+    kept = [reader.fault, reader.reply, reader.reasoning, reader.text, reader.finish_reason, reader.output_tokens,
+            reader.hidden_tokens, reader.count("cached_tokens")]
+    orjson.dumps(kept)
+    shares = token_shares(reader.texts, reader.running_tokens, reader.output_tokens)
+    assert len(shares) == len(reader.times_s)
+
+
+@settings(max_examples=400, deadline=None)
+@given(JSON, JSON, st.sampled_from(FIELDS), st.sampled_from(["finish_reason", "delta", "usage", "error", "message"]))
+def test_any_json_in_any_field_has_an_outcome(value, other, field, choice_field):
+    chunk = {"choices": [{"delta": {field: value}, choice_field: other}], "usage": other}
+    for event in (value, {**chunk, "error": None}, {"choices": value, "usage": other}, {"error": value}):
+        outcome(b"data: " + json.dumps(event).encode() + b"\n\n" + ANSWER[4])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=12) | st.sampled_from([
+    *ANSWER, b"data: ", b"event: error", b"\n", b"\r\n\r\n", b"\n\n", b'{"choices":[', b"\xef\xbb\xbf", b"[DONE]"]),
+    max_size=12))
+def test_any_bytes_have_an_outcome(pieces):
+    outcome(b"".join(pieces))
+
+
+def test_nesting_and_numbers_beyond_any_parser_have_an_outcome():
+    for opening in (b'{"error":', b'{"choices":[{"delta":{"content":[', b'{"choices":[{"finish_reason":'):
+        outcome(data(opening + b"[" * 900))
+        outcome(data(opening * 900))
+    for depth in (300, 900, 5000):
+        outcome(data(b'{"error":' * depth + b"1" + b"}" * depth))
+        outcome(data(b'{"choices":[{"finish_reason":' + b"[" * depth + b"]" * depth + b"}]}"))
+        outcome(data(b'{"choices":[{"delta":{"content":' + b"[" * depth + b"]" * depth + b"}}]}"))
+    outcome(data(b'{"error":' + b"9" * 5000 + b"}"))
 
 
 def test_a_200_may_carry_an_error():
     reader = read([data(delta(content="x")), data({"error": {"message": "worker died", "code": 500}})])
-    assert (reader.error_class, reader.error_message, reader.complete) == ("stream_error", "worker died", False)
+    assert (reader.error_class, reader.error_message) == ("stream_error", "worker died")
     overflow = read([data({"error": {"message": "This model's maximum context length is 4096 tokens."}})])
     assert overflow.error_class == "context_overflow"
 
@@ -116,8 +277,8 @@ def test_no_tokens_where_chunks_came_is_no_usage():
     assert read([data(nothing)]).count("completion_tokens") == 0
 
 
-def test_a_finish_reason_is_text():
-    assert read([data(delta({"type": "stop"}))]).finish_reason == "{'type': 'stop'}"
+def test_a_finish_reason_is_a_word():
+    assert read([data(delta({"type": "stop"}))]).finish_reason == "stop"
 
 
 def thinking(completion: int, reasoning: object, *deltas: dict) -> StreamReader:
