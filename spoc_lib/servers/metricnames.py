@@ -24,7 +24,7 @@ _COUNTERS = frozenset(name[5:-6] for name in EXPECTED if name.endswith("_total")
 _OTHERS = {
     "sglang:": ("SGLang", {
         "num_running_reqs": "num_requests_running", "num_queue_reqs": "num_requests_waiting",
-        "token_usage": "kv_cache_usage_perc", "num_retracted_reqs_total": "num_preemptions_total",
+        "token_usage": "kv_cache_usage_perc",
         "generation_tokens_total": "generation_tokens_total", "prompt_tokens_total": "prompt_tokens_total",
         "time_to_first_token_seconds": "time_to_first_token_seconds",
         "inter_token_latency_seconds": "inter_token_latency_seconds"}),
@@ -39,8 +39,8 @@ _OTHERS = {
 }
 _PART = re.compile(r"(.*?)(_bucket|_sum|_count)?")
 #: What a Prometheus is asked for: every name above, and what the embedded engine says of its own clock.
-QUERY = ("(ray_)?vllm[:_].+|spoc:(clock_resets|step_lag).+|"
-         + "|".join(f"{prefix}({'|'.join(known)})(_bucket|_sum|_count)?" for prefix, (_, known) in _OTHERS.items() if known))
+QUERY = "|".join(("(ray_)?vllm[:_].+", "spoc:(clock_resets|step_lag).+", *(
+    f"{prefix}({'|'.join(known)})(_bucket|_sum|_count)?" for prefix, (_, known) in _OTHERS.items() if known)))
 
 
 @cache
@@ -63,7 +63,7 @@ def canonical(metric: str) -> str:
 
 
 def engine_of(metrics: set[str]) -> str | None:
-    """Which other engine a page of these metrics (by the names that stand there) belongs to; None: vLLM's, or unknown."""
+    """Which other engine has a page of these metrics, by their own names; None: vLLM, or unknown."""
     if any(_VLLM.fullmatch(metric) for metric in metrics):
         return None
     return next((name for prefix, (name, _) in _OTHERS.items() if any(one.startswith(prefix) for one in metrics)), None)

@@ -1,4 +1,4 @@
-"""The GPUs of the METRICS table: which meter a series reads, which GPUs work for the engine, and each one's series once.
+"""The GPUs of the METRICS table: which meter a series reads, which GPUs do something, and each one's series once.
 
 A board has one meter for power, energy, clocks and temperature. dcgm-exporter repeats its value for every MIG instance
 (label GPU_I_ID) and, with time-slicing, for every pod; activity and memory are an instance's own.
@@ -33,8 +33,8 @@ def unit_of(labels: Mapping[str, str]) -> str:
 
 
 def by_gpu(metrics: pd.DataFrame, field: str) -> dict[str, Series]:
-    """The supported samples of a field, under any of its names: one series a board, or a MIG instance where the field is
-    an instance's own; none of NaN or DCGM's blanks."""
+    """The supported samples of a field, under any of its names: one series a board, or a MIG instance where the field
+    is an instance's own; none of NaN or DCGM's blanks."""
     found: dict[str, list[Series]] = {}
     for name in sorted(dcgm.aliases(field)):
         for one in select(metrics, name):
@@ -60,8 +60,8 @@ def keep(metrics: pd.DataFrame, units: Collection[str]) -> pd.DataFrame:
 
 
 def units(metrics: pd.DataFrame) -> dict[str, dict[str, str]]:
-    """{board or MIG instance: labels of one of its series}, of all that DCGM reports; a board that is cut into instances
-    is not listed beside them."""
+    """{board or MIG instance: labels of one of its series}, of all that DCGM reports; a board that is cut into
+    instances is not listed beside them."""
     rows = metrics["source"].to_numpy() == "dcgm"
     found: dict[str, dict[str, str]] = {}
     for text in metrics.loc[rows, "labels"].unique():
@@ -72,8 +72,8 @@ def units(metrics: pd.DataFrame) -> dict[str, dict[str, str]]:
 
 
 def states(metrics: pd.DataFrame) -> dict[str, str]:
-    """Each GPU (or instance) is `active`, `holds` memory without computing, or is `idle`; where nothing that was recorded
-    tells, it counts as active."""
+    """Each GPU (or instance) is `active`, `holds` memory without computing, or is `idle`; where nothing that was
+    recorded tells, it counts as active."""
     listed = units(metrics)
     activity: dict[str, float] = {}
     for field, factor in _ACTIVITY.items():
@@ -81,7 +81,8 @@ def states(metrics: pd.DataFrame) -> dict[str, str]:
             activity[name] = max(activity.get(name, 0.0), factor * float(series.value.mean()))
     memory = {name: float(np.median(series.value)) for name, series in by_gpu(metrics, _MEMORY).items()}
     reasons = by_gpu(metrics, "DCGM_FI_DEV_CLOCKS_EVENT_REASONS")
-    idle_bit = {name: float((series.value.astype(np.int64) & GPU_IDLE).mean()) > 0.9 for name, series in reasons.items()}
+    idle_bit = {name: float((series.value.astype(np.int64) & GPU_IDLE).mean()) > 0.9
+                for name, series in reasons.items()}
     power = {name: float(series.value.mean()) for name, series in by_gpu(metrics, "DCGM_FI_DEV_POWER_USAGE").items()}
     most = max(power.values(), default=0.0)
     found = {}

@@ -34,8 +34,8 @@ def select(metrics: pd.DataFrame, metric: str) -> list[Series]:
 
 
 def merged(series: Sequence[Series]) -> Series:
-    """Several series of one meter as one: the longest, and of the others what lies outside its time. Where two exporters
-    read a meter at once, their samples would not be in order, and a counter would seem to fall."""
+    """Several series of one meter as one: the longest, and of the others what lies outside its time. Where two
+    exporters read a meter at once, their samples would not be in order, and a counter would seem to fall."""
     first, *others = sorted(series, key=lambda one: -one.time_s.size)
     if not others:
         return first

@@ -89,7 +89,8 @@ def _events(metrics: pd.DataFrame, names: list[str], times: np.ndarray) -> tuple
     """(alarming clock-event bits, thermal violation growing) by GPU and time, and what is missing."""
     notes = []
     bits, heat = np.zeros((len(names), times.size), np.int64), np.zeros((len(names), times.size), bool)
-    reasons, violations = gpus.by_gpu(metrics, CLOCKS_EVENT_REASONS), gpus.by_gpu(metrics, "DCGM_FI_DEV_THERMAL_VIOLATION")
+    reasons = gpus.by_gpu(metrics, CLOCKS_EVENT_REASONS)
+    violations = gpus.by_gpu(metrics, "DCGM_FI_DEV_THERMAL_VIOLATION")
     if not reasons:
         notes.append("clock event reasons were not recorded: why a clock is low is not known")
     if not violations:

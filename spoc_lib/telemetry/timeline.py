@@ -47,6 +47,8 @@ HISTOGRAMS = {
     "server_prefill": "vllm:request_prefill_time_seconds",
     "iteration_tokens": "vllm:iteration_tokens_total",
 }
+#: Every key that `missing` may name.
+FIGURES = (*GAUGES, *COUNTERS, "energy_mj", *HISTOGRAMS)
 
 
 def window_summary(metrics: pd.DataFrame, start_s: float, end_s: float) -> dict:
@@ -92,9 +94,7 @@ def window_summary(metrics: pd.DataFrame, start_s: float, end_s: float) -> dict:
     summary["resets"] = max((resets(one.value[(one.time_s >= start_s) & (one.time_s <= end_s)])
                              for one in select(metrics, COUNTERS["generation_tokens"])), default=0)
     summary["missing"] = sorted(
-        [key for key in (*GAUGES, *COUNTERS, "energy_mj") if summary[key] is None]
-        + [key for key, metric in HISTOGRAMS.items() if summary[f"{key}_count"] is None]
-    )
+        key for key in FIGURES if summary[f"{key}_count" if key in HISTOGRAMS else key] is None)
     return summary
 
 
