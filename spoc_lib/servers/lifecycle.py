@@ -152,8 +152,9 @@ def _attempt(cluster: Cluster, flags: Mapping[str, Any], folder: Path, port: int
             prove_port_free(chosen)
         raise
     server = Server(base_url, metrics_page(cluster, base_url)[0], cluster.telemetry.dcgm_url or dcgm_url,
-                    identity.model, identity.max_model_len, identity.version, identity.simulated, merged_flags(cluster, flags), log,
-                    time.monotonic() - started, identity.passport, process, cluster.engine)
+                    identity.model, identity.max_model_len, identity.version, identity.simulated,
+                    merged_flags(cluster, flags), log, time.monotonic() - started, identity.passport, process,
+                    cluster.engine)
     if not embedded:
         warm_up(server)
     _leave_evidence(folder, cluster, command, server, started_wall)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -192,7 +193,11 @@ def ours_of(cluster: Cluster, server: Any, models: Iterable[str] = ()) -> Ours:
     """What is known of the engine's series: the cluster file's words, its address, its models, its GPUs."""
     telemetry, flags = cluster.telemetry, server.flags
     parallel = math.prod(int(flags.get(f"{way}_parallel_size") or 1) for way in ("tensor", "pipeline", "data"))
-    return Ours(telemetry.match, telemetry.gpus, telemetry.hosts, server.base_url, sorted({server.model, *models}),
+    gpus: list[int | str] = list(telemetry.gpus)
+    if not gpus and cluster.engine.kind == "process":  # it was started here, and sees no others
+        named = cluster.engine.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        gpus = [one.strip() for one in named.split(",") if one.strip() and not one.strip().startswith("MIG-")]
+    return Ours(telemetry.match, gpus, telemetry.hosts, server.base_url, sorted({server.model, *models}),
                 parallel if "tensor_parallel_size" in flags else cluster.hardware.count, cluster.simulated)
 
 

@@ -230,8 +230,8 @@ def _is_gpu(name: str, labels: Mapping[str, str], wanted: int | str) -> bool:
     if isinstance(wanted, int) or wanted.isdecimal():
         return labels.get("gpu") == str(wanted)
     uuid, _, instance = wanted.partition("/")
-    return labels.get("UUID", name).lower().removeprefix("gpu-") == uuid.lower().removeprefix("gpu-") \
-        and instance in ("", labels.get("GPU_I_ID"))
+    whole, given = (text.lower().removeprefix("gpu-") for text in (labels.get("UUID", name), uuid))
+    return (whole == given or len(given) >= 8 and whole.startswith(given)) and instance in ("", labels.get("GPU_I_ID"))
 
 
 def _by_pod(rows: pd.DataFrame, pods: set[str]) -> list[str]:
@@ -248,8 +248,8 @@ def _shared(listed: Mapping[str, dict[str, str]], found: Sequence[str]) -> list[
     """A sentence where a board has instances of ours and of others: its power and heat are not ours alone."""
     boards = {name.partition(" MIG ")[0] for name in found if " MIG " in name}
     others = [name for name in listed if name.partition(" MIG ")[0] in boards and name not in found]
-    return [f"the engine has MIG instances of {_some(boards)}, which {len(others)} other instance{'s' * (len(others) > 1)} "
-            f"share: power, energy, clocks and temperature are the whole board's"] if others else []
+    return [f"the engine has MIG instances of {_some(boards)}, which others share ({len(others)} more listed): "
+            f"power, energy, clocks and temperature are the whole board's"] if others else []
 
 
 def _listed(targets: Sequence[Mapping]) -> str:
