@@ -91,7 +91,8 @@ def test_the_gpus_that_a_launched_process_sees_are_its_own():
     assert ours.gpus == ["2", "3"] and ours.gpu_count == 4 and not ours.all_gpus
 
 
-@pytest.mark.parametrize("page, key", [(None, "KEY"), ("http://10.0.0.5:8000/prom", "KEY"), ("http://10.0.0.6/m", None)])
+@pytest.mark.parametrize("page, key", [
+    (None, "KEY"), ("http://10.0.0.5:8000/prom", "KEY"), ("http://10.0.0.6/m", None)])
 def test_the_key_goes_to_the_engines_own_host_only(page, key):
     cluster = load_cluster("vllm-cpu")
     cluster = cluster.model_copy(update={

@@ -98,7 +98,8 @@ def test_a_packed_page_is_unpacked_and_a_broken_one_said(serve):
 
 
 def test_open_metrics_with_stamps_exemplars_and_odd_labels_is_read():
-    page = ('# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total{model_name="a\\"b\\\\c\\nd{,}"} 5 1700000000.5\n'
+    page = ('# TYPE vllm:prompt_tokens counter\n'
+            'vllm:prompt_tokens_total{model_name="a\\"b\\\\c\\nd{,}"} 5 1700000000.5\n'
             'vllm:prompt_tokens_created{model_name="a"} 1.7e9\n'
             'vllm:time_to_first_token_seconds_bucket{le="0.1"} 8 # {trace_id="x}"} 0.07 1.7e9\n# EOF\n')
     first, second = kept(parse(page))
