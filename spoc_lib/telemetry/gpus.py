@@ -100,7 +100,8 @@ def at_work(metrics: pd.DataFrame) -> pd.DataFrame:
     Judged over the whole table. Where none is active, those that hold memory are kept, else all.
     """
     gpus = metrics[metrics["source"].to_numpy() == "dcgm"]
-    if len(by_gpu(gpus, "DCGM_FI_DEV_SM_CLOCK")) + len(by_gpu(gpus, "DCGM_FI_PROF_SM_ACTIVE")) < 2:
+    active = by_gpu(gpus, "DCGM_FI_PROF_SM_ACTIVE")
+    if len(active) == len(units(gpus)) and all(one.value.mean() > ACTIVE for one in active.values()):
         return metrics
     seen = states(gpus)
     for state in ("active", "holds"):

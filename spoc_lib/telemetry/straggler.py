@@ -54,7 +54,7 @@ def find_stragglers(metrics: pd.DataFrame, start_s: float, end_s: float,
                     chunks: pd.DataFrame | None = None) -> StragglerReport:
     """Stragglers between `start_s` and `end_s` (METRICS' clock); `chunks` (CHUNKS) gives their cost in
     ITL."""
-    metrics = gpus.at_work(metrics)
+    metrics = gpus.at_work(metrics[metrics["source"].to_numpy() == "dcgm"])
     clocks = gpus.by_gpu(metrics, "DCGM_FI_DEV_SM_CLOCK")
     if not clocks:
         return StragglerReport(0, notes=["no SM clocks were recorded: a GPU that holds the others back stays hidden"])

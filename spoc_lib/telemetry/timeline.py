@@ -90,7 +90,7 @@ def window_summary(metrics: pd.DataFrame, start_s: float, end_s: float) -> dict:
             reason = one.labels.get("reason", "?")
             reasons[reason] = reasons.get(reason, 0.0) + float(values.mean())
     summary["waiting_by_reason"] = reasons
-    _gpus(summary, gpus.at_work(metrics), start_s, end_s)
+    _gpus(summary, gpus.at_work(metrics[metrics["source"].to_numpy() == "dcgm"]), start_s, end_s)
     summary["resets"] = max((resets(one.value[(one.time_s >= start_s) & (one.time_s <= end_s)])
                              for one in select(metrics, COUNTERS["generation_tokens"])), default=0)
     summary["missing"] = sorted(
