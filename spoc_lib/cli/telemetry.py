@@ -94,20 +94,20 @@ def preflight(
     from spoc_lib.core.errors import InputError
     from spoc_lib.telemetry.preflight import preflight as look
 
-    access = None
+    access, headers = None, None
     if cluster:
         from spoc_lib.config import load_cluster
-        from spoc_lib.config.access import root_url
+        from spoc_lib.config.cluster import metrics_page
 
         spec = load_cluster(cluster)
         dcgm_url = dcgm_url or spec.telemetry.dcgm_url
-        prometheus_url = prometheus_url or spec.telemetry.prometheus_url
+        prometheus_url, headers = prometheus_url or spec.telemetry.prometheus_url, spec.telemetry.credential()
         if vllm_url is None and spec.engine.base_url:
-            vllm_url, access = f"{root_url(spec.engine.base_url)}/metrics", spec.engine
+            vllm_url, access = metrics_page(spec, spec.engine.base_url)
     if not (vllm_url or dcgm_url or prometheus_url):
         raise InputError("no-target", "nothing to look at: no address is known; give --vllm-url, --dcgm-url or "
                          "--prometheus-url")
-    found = look(vllm_url, dcgm_url, prometheus_url, access)
+    found = look(vllm_url, dcgm_url, prometheus_url, access, headers)
     ready = all(finding.present for finding in found if finding.required)
     lines = [f"{'ok     ' if one.present else 'MISSING'} {one.what}: {one.detail}"
              + (f" -> {one.cost}" if one.cost else "") for one in found]

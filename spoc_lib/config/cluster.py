@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from spoc_lib.config.access import Access, server_address, web_address, without_secret_flag
+from spoc_lib.config.access import BEARER, Access, root_url, server_address, web_address, without_secret_flag
 from spoc_lib.config.shipped import beside, data_dir, find, from_folder_of, name_of
 from spoc_lib.config.slo import Slo
 from spoc_lib.config.specs import load_gpu, load_model
@@ -85,15 +87,45 @@ class Engine(Access):
 
 
 class TelemetryEndpoints(Strict):
-    """Where metrics are read. Absent: /metrics of the engine itself, scraped directly; no DCGM."""
+    """Where metrics are read, and whose they are. Absent: /metrics of the engine itself, scraped directly; no DCGM.
+
+    One Prometheus may hold other servers' series, and one node other people's GPUs: `match` and `gpus`, `hosts` say
+    which are the engine's; without them they are found by address, model, pod and activity, or the doubt is said.
+    """
 
     prometheus_url: str | None = None
     dcgm_url: str | None = None
+    metrics_url: str | None = Field(None, description="the engine's metrics page, where it is not /metrics of the API")
+    match: dict[str, str] = Field({}, description="labels of the engine's series in Prometheus, each a value or a "
+                                                  "regular expression for the whole value")
+    gpus: list[int | str] = Field([], description="the engine's GPUs: indices, UUIDs, or UUID/GPU_I_ID (MIG)")
+    hosts: list[str] = Field([], description="nodes whose GPUs are the engine's")
+    auth_env: str | None = Field(None, description="name of the environment variable that holds Prometheus's bearer "
+                                                   "token, or user:password")
 
-    @field_validator("prometheus_url", "dcgm_url")
+    @field_validator("prometheus_url", "dcgm_url", "metrics_url")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
         return value and web_address(value)
+
+    @field_validator("match")
+    @classmethod
+    def _labels(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, pattern in value.items():
+            if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name, re.ASCII):
+                raise ValueError(f"{name!r:.40} is no label of Prometheus's: letters, digits and _")
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{name}: {pattern!r:.60} is no regular expression: {error}") from error
+        return value
+
+    def credential(self) -> dict[str, str]:
+        """The header that carries what `auth_env` names; InputError when the variable holds nothing usable."""
+        found = Access(api_key_env=self.auth_env).key()
+        if found is None:
+            return {}
+        return {BEARER: f"Basic {base64.b64encode(found.encode()).decode()}" if ":" in found else f"Bearer {found}"}
 
 
 class SearchSpec(Strict):
@@ -172,6 +204,14 @@ def _placed(file: Path, cluster: Cluster) -> Cluster:
         "model": beside(file, cluster.model), "personas": personas,
         "hardware": cluster.hardware.model_copy(update={"gpu": beside(file, cluster.hardware.gpu)}),
         "corpus": cluster.corpus and from_folder_of(file, cluster.corpus)})
+
+
+def metrics_page(cluster: Cluster, base_url: str) -> tuple[str, Access]:
+    """(the engine's metrics page, how it is reached). The API's key goes to the API's own host only."""
+    page = cluster.telemetry.metrics_url
+    if page is None or urlsplit(page).netloc == urlsplit(base_url).netloc:
+        return page or f"{root_url(base_url)}/metrics", cluster.engine
+    return page, Access(verify_tls=cluster.engine.verify_tls)
 
 
 def price_per_gpu_hour(hardware: Hardware) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spoc_lib.config import Cluster, load_cluster, load_model
-from spoc_lib.config.access import root_url
+from spoc_lib.config.cluster import metrics_page
 from spoc_lib.core.errors import SpocError
 
 
@@ -156,8 +156,9 @@ def _telemetry(cluster: Cluster) -> Iterator[Finding]:
         yield _ok("telemetry", "the embedded engine brings its own vLLM and DCGM pages")
         return
     engine = cluster.engine
-    page = f"{root_url(engine.base_url)}/metrics" if engine.base_url else None
-    for found in look(page, cluster.telemetry.dcgm_url, cluster.telemetry.prometheus_url, engine):
+    page, access = metrics_page(cluster, engine.base_url) if engine.base_url else (None, engine)
+    telemetry = cluster.telemetry
+    for found in look(page, telemetry.dcgm_url, telemetry.prometheus_url, access, telemetry.credential()):
         if page is None and found.what.startswith("engine"):
             continue  # the engine is not started yet
         yield (

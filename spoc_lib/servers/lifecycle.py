@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from spoc_lib.config import Cluster
-from spoc_lib.config.access import Access, root_url
+from spoc_lib.config.access import Access
+from spoc_lib.config.cluster import metrics_page
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
 from spoc_lib.servers import failures
@@ -150,9 +151,10 @@ def _attempt(cluster: Cluster, flags: Mapping[str, Any], folder: Path, port: int
         if chosen and not lost:  # a lost port is somebody else's
             prove_port_free(chosen)
         raise
-    server = Server(base_url, f"{base_url}/metrics", cluster.telemetry.dcgm_url or dcgm_url, identity.model,
-                    identity.max_model_len, identity.version, identity.simulated, merged_flags(cluster, flags), log,
-                    time.monotonic() - started, identity.passport, process, cluster.engine)
+    server = Server(base_url, metrics_page(cluster, base_url)[0], cluster.telemetry.dcgm_url or dcgm_url,
+                    identity.model, identity.max_model_len, identity.version, identity.simulated,
+                    merged_flags(cluster, flags), log, time.monotonic() - started, identity.passport, process,
+                    cluster.engine)
     if not embedded:
         warm_up(server)
     _leave_evidence(folder, cluster, command, server, started_wall)
@@ -235,7 +237,7 @@ def _remote(cluster: Cluster, flags: Mapping[str, Any], folder: Path) -> Server:
     except NotReadyError as error:
         raise InputError("endpoint-unreachable", f"the remote engine of cluster '{cluster.name}' is not ready: "
                          f"{error.message}") from error
-    server = Server(base_url, f"{root_url(base_url)}/metrics", cluster.telemetry.dcgm_url, identity.model,
+    server = Server(base_url, metrics_page(cluster, base_url)[0], cluster.telemetry.dcgm_url, identity.model,
                     identity.max_model_len, identity.version, identity.simulated, merged_flags(cluster, {}), None,
                     time.monotonic() - started, identity.passport, access=cluster.engine)
     _leave_evidence(folder, cluster, None, server, time.time())

@@ -4,7 +4,9 @@ HTTP."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,12 +14,14 @@ import pandas as pd
 import yaml
 
 from spoc_lib.config import Cluster
+from spoc_lib.config.cluster import metrics_page
 from spoc_lib.core.clock import Anchor
 from spoc_lib.core.files import write_text
 from spoc_lib.core.yamlfile import Strict
 from spoc_lib.engine.http.marks import mark
 from spoc_lib.sweep.record import RungRecord, Say, Timing, needed, settled
 from spoc_lib.telemetry.recorder import Recorder
+from spoc_lib.telemetry.whose import Ours
 from spoc_lib.workload.script import ConversationScript
 
 #: A host busier than this during a rung over HTTP has no time left for punctual timers.
@@ -115,29 +119,29 @@ def http_rung(cluster: Cluster, server: Any, script: ConversationScript, users: 
 
     dcgm_url = cluster.telemetry.dcgm_url or server.dcgm_url
     anchor, before = Anchor.now(), _host_seconds()
-    with Recorder(server.metrics_url, dcgm_url, folder / "server_metrics.parquet", access=cluster.engine) as recorder, \
+    with Recorder(server.metrics_url, dcgm_url, folder / "server_metrics.parquet",
+                  access=metrics_page(cluster, server.base_url)[1]) as recorder, \
             mark(f"rung users={users} driver=locust"):
         run = load.run(plan, folder, told)
     busy = _busy_ratio(before, _host_seconds())
     limits = [f"with {users} users over HTTP: {text}"
               for text in (*run.summary["client_limits"], *run.summary["outages"])]
-    seen, problems = recorder.metrics, [*said, *recorder.problems, *limits]
+    start_s = float(run.summary["start_s"])
+    stop_s = start_s + timing.duration_s if not run.summary["interrupted"] else run.window[1]
+    window = (start_s + timing.warmup_s, stop_s)
+    seen, noted, aligned_s = _telemetry(cluster, server, anchor, recorder, window)
+    problems = [*said, *noted, *limits]
     if busy is not None and busy > HOST_BUSY:
         problems.append(f"this host's processors were {busy:.0%} busy during the HTTP rung with {users} users: late "
                         f"timers of client and server are in its latencies")
-    aligned_s = recorder.alignment_error_s
-    if cluster.telemetry.prometheus_url:
-        seen, problems, aligned_s = _from_prometheus(cluster.telemetry.prometheus_url, anchor, recorder, problems)
     metrics = pd.concat([part for part in (run.metrics, seen) if len(part)], ignore_index=True) \
         if len(run.metrics) or len(seen) else seen
-    start_s = float(run.summary["start_s"])
-    stop_s = start_s + timing.duration_s if not run.summary["interrupted"] else run.window[1]
     ends = run.requests["end_s"].max()
     needs = needed(run.requests, users, timing, start_s)
     if needs is not None:
         problems.append(needs.sentence)
     return RungRecord(
-        "locust", run.requests, run.chunks, metrics, (start_s + timing.warmup_s, stop_s), start_s,
+        "locust", run.requests, run.chunks, metrics, window, start_s,
         max(stop_s, float(ends)) if pd.notna(ends) else stop_s, int(run.summary["planned"]),
         bool(run.summary["client_limited"]), problems=problems,
         overhead_ratio=max(recorder.overhead().values(), default=None), host_busy_ratio=busy,
@@ -185,19 +189,51 @@ def _personas(cluster: Cluster, script: ConversationScript, folder: Path) -> str
     return str(write_text(folder / "personas.yaml", text).resolve())
 
 
-def _from_prometheus(url: str, anchor: Anchor, recorder: Recorder,
-                     problems: list[str]) -> tuple[pd.DataFrame, list[str], float]:
-    """The rung's telemetry from the cluster's Prometheus; the recorder's own where that failed or was away, and
-    it is said."""
+def ours_of(cluster: Cluster, server: Any, models: Iterable[str] = ()) -> Ours:
+    """What is known of the engine's series: the cluster file's words, its address, its models, its GPUs."""
+    telemetry, flags = cluster.telemetry, server.flags
+    parallel = math.prod(int(flags.get(f"{way}_parallel_size") or 1) for way in ("tensor", "pipeline", "data"))
+    gpus: list[int | str] = list(telemetry.gpus)
+    if not gpus and cluster.engine.kind == "process":  # it was started here, and sees no others
+        named = cluster.engine.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        gpus = [one.strip() for one in named.split(",") if one.strip() and not one.strip().startswith("MIG-")]
+    return Ours(telemetry.match, gpus, telemetry.hosts, server.base_url, sorted({server.model, *models}),
+                parallel if "tensor_parallel_size" in flags else cluster.hardware.count, cluster.simulated)
+
+
+def _telemetry(cluster: Cluster, server: Any, anchor: Anchor, recorder: Recorder,
+               window: tuple[float, float]) -> tuple[pd.DataFrame, list[str], float]:
+    """(METRICS of the rung, sentences, alignment error): of server and GPUs each, the cluster's Prometheus or the
+    direct scrape, whichever tells more of the window."""
     from spoc_lib.telemetry import prometheus
 
+    ours = ours_of(cluster, server, recorder.models)
+    direct, said = ours.kept(recorder.metrics, "the page")
+    problems, aligned_s = [*recorder.problems, *said], recorder.alignment_error_s
+    url = cluster.telemetry.prometheus_url
+    if url is None:
+        return direct, problems, aligned_s
     try:
-        found = prometheus.fetch_run(url, anchor.to_wall(recorder.started_s),
-                                     anchor.to_wall(recorder.ended_s), anchor=anchor)
+        found = prometheus.fetch_run(url, anchor.to_wall(recorder.started_s), anchor.to_wall(recorder.ended_s),
+                                     anchor=anchor, ours=ours, headers=cluster.telemetry.credential())
     except prometheus.PrometheusUnavailable as error:
-        return recorder.metrics, [*problems, f"{error.message}; the direct scrape is used instead"], \
-            recorder.alignment_error_s
-    if found.metrics.empty or (found.holes and not recorder.metrics.empty):
-        return recorder.metrics, [*problems, *found.problems, "the direct scrape is used instead"], \
-            recorder.alignment_error_s
-    return found.metrics, [*problems, *found.problems], found.alignment_error_s
+        return direct, [*problems, f"{error.message}; the direct scrape is used instead"], aligned_s
+    parts, half_s = [], (window[1] - window[0]) / 2
+    for what, sources in (("server", ("vllm", "engine")), ("GPUs", ("dcgm",))):
+        theirs, mine = (table[table["source"].isin(sources)] for table in (found.metrics, direct))
+        interval_s = found.interval_s.get(sources[0], 0.0)
+        coarse = interval_s > half_s and bool(len(theirs))
+        if len(mine) and (theirs.empty or coarse or found.holes):
+            theirs = mine
+        elif coarse:
+            theirs = theirs.iloc[:0]
+        else:
+            aligned_s = max(aligned_s, found.alignment_error_s)
+        if coarse:
+            problems.append(f"Prometheus scrapes the {what} every {interval_s:.0f} s, more than half of the window of "
+                            f"{2 * half_s:.0f} s: that proves nothing about it" + (
+                                "" if theirs is mine else ", and is left out (scrape every second)"))
+        if theirs is mine:
+            problems.append(f"of the {what} the direct scrape is used instead of Prometheus")
+        parts.append(theirs)
+    return pd.concat(parts, ignore_index=True), [*problems, *found.problems], aligned_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,15 @@ KEPT = ("kv_usage_ratio", "kv_usage_ratio_max", "running", "running_max", "waiti
         "sm_active_ratio", "dram_active_ratio", "tensor_active_ratio", "nvlink_tx_bytes_per_s", "iteration_tokens_mean",
         "server_ttft_mean_s", "server_prefill_mean_s")
 
+#: Load over engines is uneven where one has this many times the requests of another, and so many more; or a pool that
+#: is so much fuller.
+UNEVEN, UNEVEN_LEAST, UNEVEN_KV = 1.5, 4.0, 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the server was given: flags (None where unknown), NVLink's rate of a GPU in one direction, and the tightest
-    limit that the SLOs set on ITL or TPOT."""
+    """What the server was given: flags (of one engine; None where unknown), NVLink's rate of a GPU in one direction,
+    and the tightest limit that the SLOs set on ITL or TPOT."""
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -57,11 +61,41 @@ def gather(summary: Mapping, row: Mapping, limits: Limits, steps: Mapping[str, f
            within: Mapping | None) -> dict[str, Any]:
     """All figures of a rung, None where unknown; see `saturation.saturation` for the arguments."""
     figures: dict[str, Any] = {**{key: summary.get(key) for key in KEPT}, **steps}
+    engines = by_engine(summary)
+    figures["engines"] = float(len(engines))
+    for key in ("running", "waiting", "kv_usage_ratio"):
+        figures[f"{key}_worst"] = max((one[key] for one in engines if one.get(key) is not None), default=None)
     figures["prefill_token_ratio"] = _prefill_share(summary, row)
     figures["budget_full_ratio"] = _budget_full(figures, limits.max_num_batched_tokens)
     figures["before_scheduler_s"] = _before_scheduler(figures, summary)
     figures["cached_ratio"], figures["cached_within_ratio"] = _cached(row), _cached(within)
     return figures
+
+
+def by_engine(summary: Mapping) -> list[Mapping]:
+    """Each engine's own figures; a summary that does not tell them apart is one engine."""
+    return summary.get("by_engine") or [{"engine": "0", **{key: summary.get(key) for key in (
+        "running", "waiting", "kv_usage_ratio", "kv_usage_ratio_max", "preemptions")}}]
+
+
+def uneven(engines: Sequence[Mapping]) -> str | None:
+    """A sentence where one of several engines has far more to do, or a far fuller pool, than another."""
+    inside = [(one.get("running") or 0.0) + (one.get("waiting") or 0.0) for one in engines]
+    usage = [one["kv_usage_ratio"] for one in engines if one.get("kv_usage_ratio") is not None]
+    if len(engines) < 2 or not (max(inside) > UNEVEN * min(inside) and max(inside) - min(inside) >= UNEVEN_LEAST
+                                or usage and max(usage) - min(usage) >= UNEVEN_KV):
+        return None
+    most, least = engines[inside.index(max(inside))], engines[inside.index(min(inside))]
+    if most is least:  # only the pools differ
+        most = max(engines, key=lambda one: one.get("kv_usage_ratio") or 0.0)
+        least = min(engines, key=lambda one: one.get("kv_usage_ratio") or 0.0)
+    return f"the load is uneven over {len(engines)} engines: {_load(most)}, {_load(least)}"
+
+
+def _load(one: Mapping) -> str:
+    usage = one.get("kv_usage_ratio")
+    return f"engine {one['engine']} runs {one.get('running') or 0:.0f} while {one.get('waiting') or 0:.0f} wait" + (
+        f", KV {usage:.0%}" if usage is not None else "")
 
 
 def _cached(row: Mapping | None) -> float | None:
@@ -105,10 +139,14 @@ def context(figures: Mapping, summary: Mapping, row: Mapping, limits: Limits,
         reasons = ", ".join(f"{why} {mean:.1f}" for why, mean in summary.get("waiting_by_reason", {}).items() if mean)
         said.append(f"{figures['waiting']:.1f} requests wait on average" + (f" ({reasons})" if reasons else "")
                     + f", {figures['running']:.1f} run"
-                    + (f" of {limits.max_num_seqs} slots" if limits.max_num_seqs else ""))
+                    + (f" of {limits.max_num_seqs * int(figures['engines'])} slots" if limits.max_num_seqs else ""))
     if figures["kv_usage_ratio"] is not None:
         said.append(f"KV blocks {figures['kv_usage_ratio']:.0%} in use on average, {figures['kv_usage_ratio_max']:.0%} "
-                    f"at the peak, {figures['preemptions'] or 0:.0f} preemptions")
+                    f"at the peak, {figures['preemptions'] or 0:.0f} preemptions"
+                    + (f"; {figures['kv_usage_ratio_worst']:.0%} in the fullest of {figures['engines']:.0f} engines"
+                       if figures["engines"] > 1 else ""))
+    if (sentence := uneven(by_engine(summary))) is not None:
+        said.append(sentence)
     if "prefill_step_mean_s" in figures and figures["budget_full_ratio"] is not None:
         said.append(f"the token budget of {budget} is filled in {figures['budget_full_ratio']:.0%} of the steps that "
                     f"carry prompt chunks; such a step takes {1e3 * figures['prefill_step_mean_s']:.0f} ms"

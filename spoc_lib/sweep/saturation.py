@@ -19,11 +19,11 @@ The rules, in order (the first that applies decides; all figures are given which
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spoc_lib.sweep.evidence import Limits, context, gather, nvlink
-from spoc_lib.telemetry.timeline import COUNTERS, GAUGES, HISTOGRAMS
+from spoc_lib.sweep.evidence import Limits, by_engine, context, gather, nvlink
+from spoc_lib.telemetry.timeline import FIGURES
 
 #: KV usage from which the pool counts as full: the scheduler keeps a request waiting when it lacks a single
 #: block.
@@ -68,8 +68,9 @@ def saturation(summary: Mapping, row: Mapping, limits: Limits, *, step_figures: 
     figures = gather(summary, row, limits, step_figures or {}, within)
     queue = (figures["waiting"] or 0.0) >= QUEUE
     late = queue or row.get("verdict") == "missed"
-    decided = (_client(row) or _throttled(stragglers, row) or _kv_blocks(figures, queue)
-               or _cache_collapse(figures, row, within) or _slots(figures, queue, limits.max_num_seqs)
+    engines = by_engine(summary)
+    decided = (_client(row) or _throttled(stragglers, row) or _kv_blocks(engines)
+               or _cache_collapse(figures, row, within) or _slots(engines, limits.max_num_seqs)
                or _interconnect(figures, late, limits.link_bytes_per_s) or _host(figures, late)
                or _frontend(figures, binding) or _token_budget(figures, row, queue, binding, limits)
                or _gpu(figures, binding))
@@ -82,7 +83,7 @@ def _untold(summary: Mapping) -> str:
     missing = summary.get("missing", [])
     if not missing:
         return "of the metrics recorded none points to a resource"
-    if set(missing) == {*GAUGES, *COUNTERS, *HISTOGRAMS}:
+    if set(missing) == {*FIGURES}:
         return "neither the server's metrics page nor GPU counters were recorded"
     return f"the metrics that would tell were not recorded: {', '.join(missing)}"
 
@@ -101,14 +102,21 @@ def _throttled(stragglers: Mapping | None, row: Mapping) -> tuple[str, str] | No
     return "throttled_gpu", "one GPU holds its peers back: " + long[0]["sentence"].rstrip(".")
 
 
-def _kv_blocks(figures: Mapping, queue: bool) -> tuple[str, str] | None:
-    usage, peak, preempted = figures["kv_usage_ratio"], figures["kv_usage_ratio_max"], figures["preemptions"] or 0
-    if usage is None or (usage < KV_FULL and not (peak >= KV_FULL and preempted > 0)):
-        return None
-    if not queue and not preempted:
-        return None
-    return "kv_blocks", (f"KV blocks are {usage:.0%} in use (peak {peak:.0%}) while {figures['waiting'] or 0:.1f} "
-                         f"requests wait and {preempted:.0f} were preempted")
+def _kv_blocks(engines: Sequence[Mapping]) -> tuple[str, str] | None:
+    """Each engine has a pool and a queue of its own: one that is full stops those whom it serves."""
+    for one in sorted(engines, key=lambda one: -(one.get("kv_usage_ratio") or 0.0)):
+        usage, waiting, preempted = one.get("kv_usage_ratio"), one.get("waiting") or 0.0, one.get("preemptions") or 0.0
+        if usage is None or (usage < KV_FULL and not (one["kv_usage_ratio_max"] >= KV_FULL and preempted > 0)):
+            continue
+        if waiting >= QUEUE or preempted:
+            return "kv_blocks", (f"KV blocks{_of(one, engines)} are {usage:.0%} in use (peak "
+                                 f"{one['kv_usage_ratio_max']:.0%}) while {waiting:.1f} requests wait and "
+                                 f"{preempted:.0f} were preempted")
+    return None
+
+
+def _of(one: Mapping, engines: Sequence[Mapping]) -> str:
+    return f" of engine {one['engine']}" if len(engines) > 1 else ""
 
 
 def collapsed(before: float, now: float) -> bool:
@@ -125,12 +133,17 @@ def _cache_collapse(figures: Mapping, row: Mapping, within: Mapping | None) -> t
                          f"users come back for, and their histories are computed anew")
 
 
-def _slots(figures: Mapping, queue: bool, max_num_seqs: int | None) -> tuple[str, str] | None:
-    running = figures["running"]
-    if running is None or not max_num_seqs or not queue or running < 0.95 * max_num_seqs:
+def _slots(engines: Sequence[Mapping], max_num_seqs: int | None) -> tuple[str, str] | None:
+    """`max_num_seqs` holds for one engine: the one that is full, with a queue, is told; all of them as sums."""
+    full = [one for one in engines if max_num_seqs and (one.get("waiting") or 0.0) >= QUEUE / len(engines)
+            and (one.get("running") or 0.0) >= 0.95 * max_num_seqs]
+    waiting = sum(one["waiting"] for one in full)
+    if not full or not max_num_seqs or waiting < QUEUE:
         return None
-    return "sequence_slots", (f"{running:.0f} requests run of max_num_seqs = {max_num_seqs} while "
-                              f"{figures['waiting']:.1f} wait")
+    where = "" if len(engines) == 1 else f" in {len(full)} of {len(engines)} engines ({max_num_seqs} each)" \
+        if len(full) > 1 else _of(full[0], engines)
+    return "sequence_slots", (f"{sum(one['running'] for one in full):.0f} requests run of max_num_seqs = "
+                              f"{max_num_seqs * len(full)}{where} while {waiting:.1f} wait")
 
 
 def _interconnect(figures: Mapping, late: bool, link_bytes_per_s: float | None) -> tuple[str, str] | None:

@@ -5,6 +5,7 @@ Names and units: NVIDIA DCGM field identifiers (`dcgm_fields.h`) as dcgm-exporte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -95,10 +96,24 @@ def aliases(field: str) -> set[str]:
     return next((names for names in _ALIASES if field in names), {field})
 
 
-def gpu_of(labels: dict[str, str]) -> str:
-    """A GPU's identity: its UUID (an index means another GPU in another container), else host and index."""
-    host = labels.get("hostname") or labels.get("Hostname") or ""
-    return labels.get("UUID") or f"{host}:{labels.get('gpu', labels.get('device', '?'))}"
+def of_instance(field: str) -> bool:
+    """Whether a field is a MIG instance's own; all others (power, energy, clocks, heat) have one meter a board."""
+    return field.startswith(("DCGM_FI_PROF_", "DCGM_FI_DEV_FB_", "DCGM_FI_DEV_GPU_UTIL")) \
+        and not field.startswith(("DCGM_FI_PROF_NVLINK", "DCGM_FI_PROF_PCIE"))
+
+
+def gpu_of(labels: Mapping[str, str]) -> str:
+    """A board's identity: its UUID (an index means another GPU in another container), else host and index."""
+    uuid = labels.get("UUID") or labels.get("uuid") or ""
+    if uuid and not uuid.startswith("MIG-"):
+        return uuid
+    return f"{host_of(labels)}:{labels.get('gpu', labels.get('device', '?'))}"
+
+
+def host_of(labels: Mapping[str, str]) -> str:
+    """The node that a series is about: dcgm-exporter's own label, else the address of the exporter."""
+    return labels.get("hostname") or labels.get("Hostname") or labels.get("node") or \
+        labels.get("instance", "").rpartition(":")[0]
 
 
 def counters_csv() -> str:

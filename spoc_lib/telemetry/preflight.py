@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import requests
+import orjson
 
 from spoc_lib.config.access import Access
+from spoc_lib.servers.metricnames import EXPECTED, canonical, engine_of
 from spoc_lib.telemetry import dcgm, prometheus
 from spoc_lib.telemetry.page import PageReader, ScrapeError
 from spoc_lib.telemetry.parse import BadPage, parse
-from spoc_lib.telemetry.recorder import EXPECTED_VLLM
 
 TIMEOUT_S = 3.0
 #: The counters must be fresh at least this often for a straggler to be found within 10 s.
@@ -30,12 +31,12 @@ class Finding:
 
 
 def preflight(vllm_url: str | None, dcgm_url: str | None, prometheus_url: str | None,
-              access: Access | None = None) -> list[Finding]:
-    """Look at the engine's page (reached as `access` says), dcgm-exporter's page and Prometheus; InputError for an
-    address that is none."""
+              access: Access | None = None, headers: Mapping[str, str] | None = None) -> list[Finding]:
+    """Look at the engine's page (reached as `access` says), dcgm-exporter's page and Prometheus (asked with `headers`);
+    InputError for an address that is none."""
     found = _engine(vllm_url, access)
     found += _gpu(dcgm_url)
-    return found + _prometheus(prometheus_url)
+    return found + _prometheus(prometheus_url, headers)
 
 
 def _page(url: str, access: Access | None = None) -> tuple[dict[str, list[tuple[str, float]]], str]:
@@ -59,9 +60,13 @@ def _engine(url: str | None, access: Access | None) -> list[Finding]:
         return [Finding("engine metrics page", False, True, "no address given", cost)]
     samples, reason = _page(url, access)
     if not samples:
-        return [Finding("engine metrics page", False, True, f"{url}: {reason}", cost)]
-    lacking = [metric for metric in EXPECTED_VLLM if metric not in samples]
-    return [Finding("engine metrics page", True, True, f"{url}: {len(samples)} metrics"),
+        return [Finding("engine metrics page", False, True, f"{url}: {reason or 'the page is empty'}", cost)]
+    there = {canonical(metric) for metric in samples}
+    lacking = [metric for metric in EXPECTED if metric not in there]
+    other = engine_of(set(samples))
+    whose = f"a page of {other}'s, {len(EXPECTED) - len(lacking)} of whose metrics are read as vLLM's" if other else \
+        f"{len(samples)} metrics"
+    return [Finding("engine metrics page", True, True, f"{url}: {whose}"),
             Finding("engine metrics complete", not lacking, True, ", ".join(lacking) or "all that a sweep reads",
                     "what depends on them is left out" if lacking else "")]
 
@@ -73,8 +78,9 @@ def _gpu(url: str | None) -> list[Finding]:
     samples, reason = _page(url)
     if not samples:
         return [Finding("DCGM page", False, False, f"{url}: {reason}", cost)]
-    gpus = {labels for labels, _ in samples.get("DCGM_FI_DEV_SM_CLOCK", samples.get("DCGM_FI_DEV_GPU_TEMP", []))}
-    found = [Finding("DCGM page", True, False, f"{url}: {len(gpus)} GPUs")]
+    boards = {dcgm.gpu_of(orjson.loads(labels))
+              for labels, _ in samples.get("DCGM_FI_DEV_SM_CLOCK", samples.get("DCGM_FI_DEV_GPU_TEMP", []))}
+    found = [Finding("DCGM page", True, False, f"{url}: {len(boards)} GPUs")]
     for counter in dcgm.COUNTERS:
         values = [value for name in dcgm.aliases(counter.field) for _, value in samples.get(name, [])]
         supported = [value for value in values if not dcgm.unsupported(value)]
@@ -103,30 +109,29 @@ def _freshness(url: str) -> Finding:
                    "short events, such as a throttled GPU, are seen late or not at all")
 
 
-def _prometheus(url: str | None) -> list[Finding]:
+def _prometheus(url: str | None, headers: Mapping[str, str] | None) -> list[Finding]:
     cost = "telemetry is recorded by a direct scrape and ends with the run"
     if not url:
         return [Finding("Prometheus", False, False, "no address given", cost)]
-    client = prometheus.connect(url, TIMEOUT_S)
+    client = prometheus.connect(url, TIMEOUT_S, headers)
     try:
         skew_s = prometheus.clock_skew(client, TIMEOUT_S)
-        targets = requests.get(f"{client.url}/api/v1/targets?state=active",
-                               timeout=TIMEOUT_S).json()["data"]["activeTargets"]
     except prometheus.PrometheusUnavailable as error:
         return [Finding("Prometheus", False, False, error.message, cost)]
-    except (requests.exceptions.RequestException, ValueError, KeyError):
-        return [Finding("Prometheus", False, False, f"{url} does not answer as Prometheus does", cost)]
+    targets = prometheus.targets(client, TIMEOUT_S)
+    told = "it lists no targets" if targets is None else f"{len(targets)} targets"
     skewed = abs(skew_s) > prometheus.SKEW_S
-    found = [Finding("Prometheus", True, False, f"{url}: {len(targets)} targets"),
+    found = [Finding("Prometheus", True, False, f"{url}: {told}"),
              Finding("clock of Prometheus", not skewed, False, f"{skew_s:+.2f} s from this host",
                      "samples are shifted by it before use; run NTP on both hosts" if skewed else "")]
-    for target in targets:
-        interval = prometheus.seconds(target.get("scrapeInterval", "")) or None
-        up, coarse = target["health"] == "up", interval is not None and interval > 2
-        detail = f"{target['health']}" + (f", every {interval:g} s" if interval else "") + \
+    for target in targets or ():
+        interval = prometheus.seconds(str(target.get("scrapeInterval") or "")) or None
+        labels = target.get("labels") or {}
+        up, coarse = target.get("health") == "up", interval is not None and interval > 2
+        detail = f"{target.get('health', 'unknown')}" + (f", every {interval:g} s" if interval else "") + \
             (f": {target['lastError']}" if target.get("lastError") else "")
         found.append(Finding(
-            f"target {target['labels'].get('job', '?')} {target['labels'].get('instance', '?')}", up and not coarse,
+            f"target {labels.get('job', '?')} {labels.get('instance', '?')}", up and not coarse,
             False, detail, "its series are missing" if not up else
             "events shorter than the interval are not seen: scrape every second" if coarse else ""))
     return found

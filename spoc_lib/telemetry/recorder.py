@@ -10,31 +10,32 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+import orjson
 import pandas as pd
 
 from spoc_lib.config.access import Access
 from spoc_lib.core.schemas import METRICS
 from spoc_lib.core.tables import TableAppender, read_table
+from spoc_lib.servers.metricnames import EXPECTED, canonical
 from spoc_lib.telemetry import dcgm
 from spoc_lib.telemetry.page import PageReader, ScrapeError
 from spoc_lib.telemetry.parse import BadPage, Sample, parse
-from spoc_lib.telemetry.series import resets, select
+from spoc_lib.telemetry.series import select
 
-#: Families that are kept: vLLM's, DCGM's, and what the embedded engine says of its own clock; everything else on the
-#: pages (Python's garbage collector, HTTP framework) is dropped.
+#: Families that are kept, by the names of today's vLLM: the server's, DCGM's, and what the embedded engine says of its
+#: own clock; everything else on the pages (Python's garbage collector, HTTP framework) is dropped.
 PREFIXES = ("vllm:", "DCGM_", "spoc:clock_resets", "spoc:step_lag")
-#: What a server under test always exports; one that lacks is said.
-EXPECTED_VLLM = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-                 "vllm:num_preemptions_total", "vllm:generation_tokens_total", "vllm:prompt_tokens_total",
-                 "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
-                 "vllm:time_to_first_token_seconds_bucket")
 FLUSH_S = 10.0
 
 
 def kept(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples that the workbench records (`PREFIXES`), without the creation stamps of counters."""
-    return [sample for sample in samples
-            if sample.metric.startswith(PREFIXES) and not sample.metric.endswith("_created")]
+    """The samples that the workbench records (`PREFIXES`), without the creation stamps of counters; of two names of one
+    quantity on a page, the newer's."""
+    chosen = [(sample.metric, sample._replace(metric=canonical(sample.metric))) for sample in samples
+              if not sample.metric.endswith("_created")]
+    newer = {new.metric for old, new in chosen if old == new.metric}
+    return [new for old, new in chosen
+            if new.metric.startswith(PREFIXES) and (old == new.metric or new.metric not in newer)]
 
 
 def source_of(metric: str) -> str:
@@ -113,6 +114,13 @@ class Recorder:
             self.problems.append("no DCGM page was given: how busy, hot and fast the GPUs were is unknown")
 
     @property
+    def models(self) -> set[str]:
+        """The names under which the server's own page says that it serves, where that is one."""
+        names = {orjson.loads(labels).get("model_name") for labels in
+                 self.metrics.loc[self.metrics["metric"] == "vllm:num_requests_running", "labels"].unique()} - {None}
+        return names if len(names) == 1 else set()
+
+    @property
     def alignment_error_s(self) -> float:
         """The largest distance between a sample's time stamp and the moment the server took it, in
         seconds."""
@@ -185,7 +193,7 @@ class Recorder:
 
 def _missing(target: _Target) -> list[str]:
     if target.what == "vLLM":
-        lacking = [metric for metric in EXPECTED_VLLM if metric not in target.seen]
+        lacking = [metric for metric in EXPECTED if metric not in target.seen]
         return [f"the server exports no {', '.join(lacking)}: what depends on it is left out"] if lacking else []
     said = [f"{counter.field} is not exported: {counter.cost}" for counter in dcgm.COUNTERS
             if not counter.default_on and not dcgm.aliases(counter.field) & target.seen]
@@ -199,10 +207,9 @@ def _missing(target: _Target) -> list[str]:
 def restarts(metrics: pd.DataFrame, origin_s: float) -> list[str]:
     """A sentence for each time that the server's token counter fell back: it restarted, its counters began
     anew."""
-    said = []
+    fell: list[float] = []
     for series in select(metrics, "vllm:prompt_tokens_total"):
-        if resets(series.value):
-            at = series.time_s[1:][np.diff(series.value) < 0] - origin_s
-            said.append(f"the server restarted {len(at)} time{'s' * (len(at) > 1)} (counters began anew at "
-                        f"{', '.join(f'{one:.0f} s' for one in at)}): increases are added across it")
-    return said
+        fell += (series.time_s[1:][np.diff(series.value) < 0] - origin_s).tolist()
+    at = [one for index, one in enumerate(sorted(fell)) if not index or one - sorted(fell)[index - 1] > 0.5]
+    return [f"the server restarted {len(at)} time{'s' * (len(at) > 1)} (counters began anew at "
+            f"{', '.join(f'{one:.0f} s' for one in at)}): increases are added across it"] if at else []

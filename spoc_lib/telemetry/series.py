@@ -3,6 +3,7 @@ window."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,23 @@ def select(metrics: pd.DataFrame, metric: str) -> list[Series]:
         order = np.argsort(time_s, kind="stable")
         found.append(Series(metric, orjson.loads(labels), time_s[order], value[order]))
     return found
+
+
+def merged(series: Sequence[Series]) -> Series:
+    """Several series of one meter as one: the longest, and of the others what lies outside its time. Where two
+    exporters read a meter at once, their samples would not be in order, and a counter would seem to fall."""
+    first, *others = sorted(series, key=lambda one: -one.time_s.size)
+    if not others:
+        return first
+    time_s, value = first.time_s, first.value
+    spans = [(time_s[0], time_s[-1])]
+    for one in others:
+        new = np.all([(one.time_s < begin) | (one.time_s > end) for begin, end in spans], axis=0)
+        if new.any():
+            time_s, value = np.append(time_s, one.time_s[new]), np.append(value, one.value[new])
+            spans.append((one.time_s[new][0], one.time_s[new][-1]))
+    order = np.argsort(time_s, kind="stable")
+    return Series(first.metric, first.labels, time_s[order], value[order])
 
 
 def cumulative(value: np.ndarray) -> np.ndarray:

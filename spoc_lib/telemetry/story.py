@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from spoc_lib.core.stats import percentile
-from spoc_lib.telemetry import dcgm
-from spoc_lib.telemetry.series import select
+from spoc_lib.telemetry import dcgm, gpus
 from spoc_lib.telemetry.timeline import grid
 
 #: (panel, metric, factor to the panel's unit): what is drawn of the engine and of the GPUs.
@@ -48,6 +47,7 @@ def build(requests: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float, fl
     """The story of one rung from its REQUESTS and METRICS; `window` is its steady part, on the same clock."""
     origin = float(min(requests["send_s"].min(), window[0])) if len(requests) else float(window[0])
     parts = [_client(requests, origin)]
+    metrics = gpus.at_work(metrics)
     for panel, metric, factor in GAUGES:
         values = grid(metrics, metric)
         for name in values:
@@ -93,9 +93,6 @@ def throttle_events(metrics: pd.DataFrame, origin: float) -> pd.DataFrame:
 
 
 def _clock_events(metrics: pd.DataFrame) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """(GPU, times, clock event reasons as bits) of each series that reports any, whatever its field is called."""
-    for field in sorted(dcgm.aliases("DCGM_FI_DEV_CLOCKS_EVENT_REASONS")):
-        for one in select(metrics, field):
-            fine = ~dcgm.unsupported(one.value)
-            if fine.any():
-                yield dcgm.gpu_of(one.labels), one.time_s[fine], one.value[fine].astype(np.int64)
+    """(GPU, times, clock event reasons as bits) of each GPU that reports any, whatever its field is called."""
+    for name, one in gpus.by_gpu(metrics, "DCGM_FI_DEV_CLOCKS_EVENT_REASONS").items():
+        yield name, one.time_s, one.value.astype(np.int64)

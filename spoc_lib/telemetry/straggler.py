@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from spoc_lib.telemetry import dcgm
-from spoc_lib.telemetry.series import Series, cumulative, select
+from spoc_lib.telemetry import dcgm, gpus
+from spoc_lib.telemetry.series import Series, cumulative
 
 CLOCK_DEFICIT = 0.08
 PERSISTENCE_S = 3.0
@@ -43,7 +43,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class StragglerReport:
-    """`gpus`: how many were watched; `notes`: what could not be seen."""
+    """`gpus`: how many were watched (those at work); `notes`: what could not be seen."""
 
     gpus: int
     stragglers: list[Straggler] = field(default_factory=list)
@@ -54,7 +54,8 @@ def find_stragglers(metrics: pd.DataFrame, start_s: float, end_s: float,
                     chunks: pd.DataFrame | None = None) -> StragglerReport:
     """Stragglers between `start_s` and `end_s` (METRICS' clock); `chunks` (CHUNKS) gives their cost in
     ITL."""
-    clocks = _by_gpu(metrics, "DCGM_FI_DEV_SM_CLOCK")
+    metrics = gpus.at_work(metrics[metrics["source"].to_numpy() == "dcgm"])
+    clocks = gpus.by_gpu(metrics, "DCGM_FI_DEV_SM_CLOCK")
     if not clocks:
         return StragglerReport(0, notes=["no SM clocks were recorded: a GPU that holds the others back stays hidden"])
     if len(clocks) < 2:
@@ -78,17 +79,6 @@ def find_stragglers(metrics: pd.DataFrame, start_s: float, end_s: float,
     return StragglerReport(len(clocks), found, notes)
 
 
-def _by_gpu(metrics: pd.DataFrame, metric: str) -> dict[str, Series]:
-    """The supported samples of a field, by GPU."""
-    found = {}
-    for name in dcgm.aliases(metric):
-        for one in select(metrics, name):
-            fine = ~dcgm.unsupported(one.value)
-            if fine.any():
-                found[dcgm.gpu_of(one.labels)] = Series(name, one.labels, one.time_s[fine], one.value[fine])
-    return found
-
-
 def _at(series: Series, times: np.ndarray) -> np.ndarray:
     """The last sample at or before each time; NaN before the first."""
     index = np.searchsorted(series.time_s, times, side="right") - 1
@@ -99,7 +89,8 @@ def _events(metrics: pd.DataFrame, names: list[str], times: np.ndarray) -> tuple
     """(alarming clock-event bits, thermal violation growing) by GPU and time, and what is missing."""
     notes = []
     bits, heat = np.zeros((len(names), times.size), np.int64), np.zeros((len(names), times.size), bool)
-    reasons, violations = _by_gpu(metrics, CLOCKS_EVENT_REASONS), _by_gpu(metrics, "DCGM_FI_DEV_THERMAL_VIOLATION")
+    reasons = gpus.by_gpu(metrics, CLOCKS_EVENT_REASONS)
+    violations = gpus.by_gpu(metrics, "DCGM_FI_DEV_THERMAL_VIOLATION")
     if not reasons:
         notes.append("clock event reasons were not recorded: why a clock is low is not known")
     if not violations:
@@ -139,7 +130,7 @@ def _straggler(metrics: pd.DataFrame, name: str, times: np.ndarray, first: int, 
     reasons = [text for bit, text in dcgm.CLOCK_EVENTS.items() if union & bit]
     if heat[span].any():
         reasons.append("thermal violation counter grows")
-    temperature = _by_gpu(metrics, "DCGM_FI_DEV_GPU_TEMP").get(name)
+    temperature = gpus.by_gpu(metrics, "DCGM_FI_DEV_GPU_TEMP").get(name)
     peak = float(np.nanmax(_at(temperature, times[span]))) if temperature is not None else None
     low = float(np.nanmean(deficit[span]))
     cost = _itl_cost(chunks, float(times[first]), float(times[last]), window)

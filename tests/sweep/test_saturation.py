@@ -138,3 +138,28 @@ def test_up_and_down_shows_what_an_overload_leaves():
     quicker = differences(pd.DataFrame([*up, verdicts(2, 50, "met", 0.1, 0.5)]))
     assert quicker["moved"].tolist() == ["better"] and lessons.overload_leaves_no_trace(quicker, 60).holds is True
     assert lessons.overload_leaves_no_trace(differences(pd.DataFrame(up)), 60).holds is None
+
+
+def engines(*rows: tuple[float, float, float]) -> dict:
+    """A summary of engines that run, hold waiting, and use KV as `rows` say."""
+    each = [dict(engine=str(number), running=float(running), waiting=float(waiting), kv_usage_ratio=usage,
+                 kv_usage_ratio_max=usage, preemptions=0.0) for number, (running, waiting, usage) in enumerate(rows)]
+    return {**CALM, "by_engine": each, "running": sum(one["running"] for one in each),
+            "waiting": sum(one["waiting"] for one in each),
+            "kv_usage_ratio": sum(one["kv_usage_ratio"] for one in each) / len(each),
+            "kv_usage_ratio_max": max(one["kv_usage_ratio_max"] for one in each)}
+
+
+@pytest.mark.parametrize("rows, expected, words", [
+    ([(64, 0.25, 0.5)] * 4, "decode_bandwidth", None),  # a quarter full each: 256 run of 1024 slots
+    ([(255, 0.25, 0.5)] * 4, "sequence_slots", "in 4 of 4 engines"),
+    ([(256, 9, 0.5), (40, 0, 0.2)], "sequence_slots", "max_num_seqs = 256 of engine 0"),
+    ([(200, 20, 0.99), (60, 0, 0.3)], "kv_blocks", "KV blocks of engine 0 are 99%"),
+    ([(60, 20, 0.3), (200, 0, 0.99)], "decode_bandwidth", None),  # what waits does not wait for the full pool
+])
+def test_limits_hold_for_each_engine(rows, expected, words):
+    summary = {**engines(*rows), "prompt_tokens": 1000.0, "generation_tokens": 9000.0}
+    found = saturation(summary, ROW, replace(LIMITS, max_num_seqs=256), binding=ITL)
+    assert found.resource == expected and (words is None or words in found.evidence[0])
+    assert any("uneven" in text for text in found.evidence) == (len({row[0] for row in rows}) > 1)
+    assert any(f"of {256 * len(rows)} slots" in text for text in found.evidence)
