@@ -89,8 +89,7 @@ def test_what_was_never_measured_is_refused_or_comes_first():
     assert latent["warnings"][0].startswith("mla attention was not measured (only softmax, sliding)")
     roofline = StepTimeModel(dense(dense_weight_bits=8), H100, 2).passport()
     assert [said.split(" was ")[0] for said in roofline["warnings"][:2]] == ["attention W8A8 fp8", "dense W8A8 fp8"]
-    with pytest.raises(InputError, match="attention W8A8 fp8 was not measured: "):
-        passport.outside(roofline, strict=True)
+    assert passport.outside(roofline)[1].startswith("attention W8A8 fp8 was not measured: ")
 
 
 def test_a_step_of_fp8_is_faster_where_it_computes():

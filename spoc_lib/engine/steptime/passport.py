@@ -53,7 +53,8 @@ def outside(passport: dict, *, concurrency: float | None = None, prompt_tokens: 
     """
     limits = passport["range"]
     if limits is None:
-        found = _unmeasured(passport, {}) + [f"no serving measurement stands behind the step time of {passport['model']} on {passport['gpu']}"]
+        found = [f"no serving measurement stands behind the step time of {passport['model']} on {passport['gpu']}",
+                 *_unmeasured(passport, {})]
     else:
         found = _outside(passport, limits, concurrency, prompt_tokens, context_tokens, batched_tokens,
                          cached_tokens, kv_bits)
