@@ -10,7 +10,6 @@ from spoc_lib.config.shipped import find
 from spoc_lib.core import yamlfile
 from spoc_lib.core.yamlfile import Positive, PositiveInt, Strict
 
-
 #: The types of tensor-core products, with the bits of their operands.
 Math = Literal["bf16", "fp8", "int8", "fp4"]
 MATH_BITS: dict[Math, int] = {"bf16": 16, "fp8": 8, "int8": 8, "fp4": 4}

@@ -64,15 +64,15 @@ def outside(passport: dict, *, concurrency: float | None = None, prompt_tokens: 
 
 
 def _unmeasured(passport: dict, limits: dict) -> list[str]:
-    """Sentences on precisions and kinds of attention that no measurement covers. Without a calibration that is all but
-    16 bits, whose rates everything is expressed in, and plain attention."""
+    """Sentences on precisions and kinds of attention that no measurement covers. Without a calibration that is all
+    but 16 bits, whose rates everything is expressed in, and plain attention."""
     measured = limits.get("precisions") if limits else [one for one in passport["precisions"] if " W16A16 " in one]
     found = [f"{one} was not measured{_only(measured, limits)}: its time follows from the stored bits and the "
              f"datasheet's {one.split()[-1].upper()} rate" for one in passport["precisions"]
              if measured is not None and one not in measured]
     kinds = limits.get("attention") if limits else ["softmax", "sliding"]
-    return found + [f"{kind} attention was not measured{_only(kinds, limits)}: its time is that of plain attention with "
-                    "the model's kv_heads and head_dim" for kind in passport["attention"]
+    return found + [f"{kind} attention was not measured{_only(kinds, limits)}: its time is that of plain attention "
+                    "with the model's kv_heads and head_dim" for kind in passport["attention"]
                     if kinds is not None and kind not in kinds]
 
 

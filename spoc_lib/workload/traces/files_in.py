@@ -1,4 +1,4 @@
-"""The files that traces lie in: compressed or not, in any Unicode, one value or many, in folders as people keep them."""
+"""The files that traces lie in: compressed or not, in any Unicode, one value or many, in folders as they are kept."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ SUFFIXES = (".json", *LINES, ".traj", ".parquet", ".har")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 #: First bytes of a compressed file, whatever its name says, and how to open it.
 _MAGIC: tuple[tuple[bytes, Callable[[Path], Any]], ...] = (
-    (b"\x1f\x8b", lambda path: gzip.open(path, "rb")), (b"BZh", lambda path: bz2.open(path, "rb")),
-    (b"\xfd7zXZ\x00", lambda path: lzma.open(path, "rb")),
-    (b"\x28\xb5\x2f\xfd", lambda path: io.BufferedReader(pa.input_stream(str(path), compression="zstd"))))
+    (b"\x1f\x8b", lambda path: gzip.open(path, "rb")),  # noqa: SIM115
+    (b"BZh", lambda path: bz2.open(path, "rb")),  # noqa: SIM115
+    (b"\xfd7zXZ\x00", lambda path: lzma.open(path, "rb")),  # noqa: SIM115
+    (b"\x28\xb5\x2f\xfd", lambda path: io.BufferedReader(pa.input_stream(str(path), compression="zstd"))),
+)
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 #: What reading a damaged file raises besides OSError.
 DAMAGED = (EOFError, lzma.LZMAError, pa.ArrowException)
@@ -44,7 +46,7 @@ def opened(path: Path) -> IO[bytes]:
     if head[:4] == b"PK\x03\x04":
         raise Reject("it is a zip archive: unpack it")
     unpack = next((unpack for magic, unpack in _MAGIC if head.startswith(magic)), None)
-    stream = cast(IO[bytes], unpack(path) if unpack else open(path, "rb"))
+    stream = cast(IO[bytes], unpack(path) if unpack else open(path, "rb"))  # noqa: SIM115
     if unpack:
         head = stream.read(64)
         stream.close()
@@ -90,8 +92,10 @@ def parsed(data: bytes) -> Any:
             value = json.loads(data)
             orjson.dumps(value)  # refuses what no text can hold, such as half a surrogate pair
         except UnicodeDecodeError as fault:
-            raise Reject(f"it is not valid JSON (byte {fault.object[fault.start]:#x} at {fault.start} is not UTF-8: save "
-                         "the file as UTF-8)") from error
+            raise Reject(
+                f"it is not valid JSON (byte {fault.object[fault.start]:#x} at {fault.start} is not UTF-8: save "
+                "the file as UTF-8)"
+            ) from error
         except (ValueError, TypeError, RecursionError):
             raise Reject(f"it is not valid JSON ({error})") from error
         return value
@@ -138,7 +142,13 @@ def found(folder: Path) -> tuple[list[Path], list[str]]:
                 twice.append(name)
             else:
                 files[os.path.realpath(path)] = path
-    notes = [f"{len(names)} {what}: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" for names, what in (
-        (hidden, "hidden files and folders were left out"), (other, "files of other kinds were left out"),
-        (twice, "links to files that were read already were left out")) if names]
+    notes = [
+        f"{len(names)} {what}: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
+        for names, what in (
+            (hidden, "hidden files and folders were left out"),
+            (other, "files of other kinds were left out"),
+            (twice, "links to files that were read already were left out"),
+        )
+        if names
+    ]
     return sorted(files.values(), key=lambda p: (suffix(p) == ".parquet", str(p))), notes

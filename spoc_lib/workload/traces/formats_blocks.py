@@ -73,8 +73,9 @@ def is_kv_cache_tester(record: Any) -> bool:
 
 def is_mooncake(record: Any) -> bool:
     """Whether a record looks like a line of a Mooncake trace."""
-    return isinstance(record, dict) and ("input_length" in record and ("output_length" in record or "hash_ids" in record)
-                                         or "text_input" in record and "output_length" in record)
+    return isinstance(record, dict) and (
+        "input_length" in record and ("output_length" in record or "hash_ids" in record)
+        or "text_input" in record and "output_length" in record)
 
 
 def kv_cache_tester(record: dict[str, Any], name: str, first: int, global_index: PrefixIndex,
@@ -252,7 +253,8 @@ def _line(name: str, record: dict[str, Any], unit_s: float, tokenizer: Tokenizer
         named = f"chat {parent}"
     time = next((field for field in ("timestamp", "timestamp_ms", "arrived_at") if field in record), "timestamp")
     return _Line(name, ids, prompt, max(1, tokens(record, "output_length", default=1)),
-                 number(record, time, most=_LAST_S * 1000, default=0.0) * unit_s, None if own is None else f"chat {own}",
+                 number(record, time, most=_LAST_S * 1000, default=0.0) * unit_s,
+                 None if own is None else f"chat {own}",
                  None if named is None else str(named), None if delay_ms is None else delay_ms / 1000, text)
 
 
@@ -294,8 +296,8 @@ def block_tokens(records: list[dict[str, Any]], notes: list[str]) -> int:
         size = stated.pop() if stated else MOONCAKE_BLOCK_TOKENS
         wrong = sum(not _fits(*pair, size) for pair in pairs)
         if wrong:
-            notes.append(f"{wrong} of {len(pairs)} requests have another number of 'hash_ids' than their 'input_length' "
-                         f"has blocks of the {size} tokens that 'block_size' states")
+            notes.append(f"{wrong} of {len(pairs)} requests have another number of 'hash_ids' than their "
+                         f"'input_length' has blocks of the {size} tokens that 'block_size' states")
         return size
 
     def share(size: int) -> float:
@@ -311,16 +313,17 @@ def block_tokens(records: list[dict[str, Any]], notes: list[str]) -> int:
         best = max((MOONCAKE_BLOCK_TOKENS, *common), key=share)
         if share(best) < 0.9:
             raise Reject(f"the number of 'hash_ids' fits blocks of no one size to 'input_length' (512 tokens fit "
-                         f"{share(MOONCAKE_BLOCK_TOKENS):.0%} of {len(pairs)} requests): state 'block_size' in each record")
+                         f"{share(MOONCAKE_BLOCK_TOKENS):.0%} of {len(pairs)} requests): state 'block_size' in "
+                         "each record")
         fitting = [best]
         notes.append(f"blocks of {best} tokens fit {share(best):.1%} of {len(pairs)} requests, not all")
     size, others = fitting[0], sorted(set(fitting[1:]) - {fitting[0]})
     if size != MOONCAKE_BLOCK_TOKENS:
-        notes.append(f"read with blocks of {size} tokens: that is what 'input_length' and the number of 'hash_ids' give "
-                     f"(Mooncake's own have {MOONCAKE_BLOCK_TOKENS})")
+        notes.append(f"read with blocks of {size} tokens: that is what 'input_length' and the number of 'hash_ids' "
+                     f"give (Mooncake's own have {MOONCAKE_BLOCK_TOKENS})")
     if others and any(count > 1 for _, count in pairs):
-        notes.append(f"the lengths allow other block sizes than {size} tokens, too ({others[0]} to {others[-1]}): state "
-                     "'block_size' in each record to be sure")
+        notes.append(f"the lengths allow other block sizes than {size} tokens, too ({others[0]} to {others[-1]}): "
+                     "state 'block_size' in each record to be sure")
     return size
 
 

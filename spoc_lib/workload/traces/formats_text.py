@@ -24,8 +24,8 @@ _BLOCK_TOKENS = 16
 #: Fields that hold a list of messages, and those in which a logged request or its answer lies.
 LISTS = ("messages", "conversations", "conversation", "history", "trajectory", "events", "items", "contents", "chat",
          "chat_history", "dialog", "dialogue", "turns", "input")
-WRAPS = ("body", "request", "request_body", "requestBody", "params", "kwargs", "inputs", "input", "data", "postData", "text",
-         "payload", "json", "optional_params", "model_call_dict")
+WRAPS = ("body", "request", "request_body", "requestBody", "params", "kwargs", "inputs", "input", "data", "postData",
+         "text",         "payload", "json", "optional_params", "model_call_dict")
 #: A question and its answer: fields of the prompt (joined), and of the reply.
 PAIRS = ((("instruction", "input"), "output"), (("prompt",), "completion"), (("prompt",), "response"),
          (("prompt",), "output"), (("question",), "answer"), (("query",), "response"), (("input",), "output"),
@@ -85,7 +85,8 @@ def logged(record: Any, depth: int = 0) -> list[Any] | None:
         asked = [record[name] for name in prompts if isinstance(record.get(name), str) and record[name]]
         if asked and isinstance(record.get(reply), str):
             head = [{"role": "system", "content": record["system"]}] if isinstance(record.get("system"), str) else []
-            return [*head, {"role": "user", "content": "\n".join(asked)}, {"role": "assistant", "content": record[reply]}]
+            return [*head, {"role": "user", "content": "\n".join(asked)},
+                    {"role": "assistant", "content": record[reply]}]
     for name in (*_PROMPTS, "input"):
         prompt = record.get(name)
         if isinstance(prompt, str) and prompt and (depth or stated_output(record) is not None):

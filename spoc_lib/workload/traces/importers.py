@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload.tokenizer import Tokenizer, offline_tokenizer
+from spoc_lib.workload.traces import files_in, hub, session_logs
 from spoc_lib.workload.traces import formats_blocks as blocks
 from spoc_lib.workload.traces import formats_text as texts
-from spoc_lib.workload.traces import files_in, hub, session_logs
 from spoc_lib.workload.traces.files_in import SUFFIXES, parsed
-from spoc_lib.workload.traces.messages_in import Lost, is_message
+from spoc_lib.workload.traces.messages_in import UNTOLD, Lost, is_message
 from spoc_lib.workload.traces.result import ImportResult
 from spoc_lib.workload.traces.sessions import PrefixIndex, Reject, Session
 
@@ -51,7 +51,8 @@ def import_paths(paths: list[str | Path], *, tokenizer: Tokenizer | None = None,
                                                                    if reader.sessions else "it is empty")
         raise InputError("nothing-imported", f"nothing in {', '.join(map(str, paths))} can be played: {record}: "
                          f"{reason}")
-    return ImportResult(tuple(reader.sessions), tuple(reader.skipped), tuple(map(str, paths)), reader.told())
+    notes = reader.told()
+    return ImportResult(tuple(reader.sessions), tuple(reader.skipped), tuple(map(str, paths)), notes)
 
 
 class _Reader:
@@ -69,12 +70,14 @@ class _Reader:
         self._roots: dict[str, tuple[int, int]] = {}
 
     def told(self) -> tuple[str, ...]:
-        """What is to be said of an import besides records left out: losses by kind with their counts, and readings."""
+        """What is to be said of an import besides records left out. What cost tokens but has no text here joins
+        `skipped`, a line a kind with its count."""
         kinds = dict(self._lost.kinds)
+        self.skipped += [(f"{kinds.pop(kind)} x {kind}", "it has no text here: its tokens are missing from the prompts")
+                         for kind in sorted(kinds) if kind in UNTOLD]
         kept = kinds.pop("reasoning kept", 0)
-        lost = [f"lost, for it has no text here: {', '.join(f'{count} x {kind}' for kind, count in sorted(kinds.items()))}"
-                ] if kinds else []
-        return (*lost, *([f"{kept} messages hold reasoning: it counts as output, and stays in the history"] if kept else
+        left = [f"left out: {', '.join(f'{count} x {kind}' for kind, count in sorted(kinds.items()))}"] if kinds else []
+        return (*left, *([f"{kept} messages hold reasoning: it counts as output, and stays in the history"] if kept else
                          []), *dict.fromkeys(self.notes))
 
     def path(self, path: Path) -> None:
@@ -89,8 +92,8 @@ class _Reader:
         files, notes = files_in.found(path)
         self.notes += notes
         if not files:
-            raise InputError("no-trace", f"folder {path} holds no trace{': ' + '; '.join(notes) if notes else ''}; known "
-                             f"are {FORMATS}")
+            raise InputError("no-trace", f"folder {path} holds no trace{': ' + '; '.join(notes) if notes else ''}; "
+                             f"known are {FORMATS}")
         for file in files:
             self._file(file, alone=False)
 
@@ -180,7 +183,8 @@ class _Reader:
             except (OSError, *files_in.DAMAGED) as error:
                 if not number:
                     raise
-                self.skipped.append((f"{path.name} line {number + 1} and all after it", f"the file is damaged: {error}"))
+                self.skipped.append((f"{path.name} line {number + 1} and all after it",
+                                     f"the file is damaged: {error}"))
 
         before, failed = len(self.sessions), len(self.skipped)
         self._many(records(), path.stem)
@@ -241,7 +245,8 @@ class _Reader:
 
     def _is_session(self, record: Any) -> bool:
         return (blocks.is_kv_cache_tester(record) or texts.is_trajectory(record)
-                or texts.find_messages(record) is not None or (not is_message(record) and texts.logged(record) is not None))
+                or texts.find_messages(record) is not None
+                or (not is_message(record) and texts.logged(record) is not None))
 
     def _record(self, record: Any, name: str) -> None:
         """One record that is a whole session, of any format."""

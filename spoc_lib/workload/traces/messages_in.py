@@ -17,38 +17,89 @@ import orjson
 from spoc_lib.workload.traces.sessions import Reject
 
 #: Role of a message by the word that tools use for it.
-ROLES = {word: role for role, words in {
-    "system": "system developer instructions system_prompt",
-    "assistant": "assistant gpt ai model bot chatgpt chatbot bing bard claude gemini agent ai_message aimessage "
-                 "aimessagechunk function_call tool_call tool_use reasoning thinking chatgpt-4 gpt-4 assistant_message",
-    "tool": "tool function observation ipython environment env tool_result tool_response tool_output "
-            "function_response function_result function_call_output toolmessage functionmessage computer execution",
-    "user": "user human prompter humanmessage chatmessage user_message human_message",
-}.items() for word in words.split()} | {"systemmessage": "system"}
+ROLES = {
+    word: role
+    for role, words in {
+        "system": "system developer instructions system_prompt",
+        "assistant": "assistant gpt ai model bot chatgpt chatbot bing bard claude gemini agent ai_message aimessage "
+        "aimessagechunk function_call tool_call tool_use reasoning thinking chatgpt-4 gpt-4 assistant_message",
+        "tool": "tool function observation ipython environment env tool_result tool_response tool_output "
+        "function_response function_result function_call_output toolmessage functionmessage computer execution",
+        "user": "user human prompter humanmessage chatmessage user_message human_message",
+    }.items()
+    for word in words.split()
+} | {"systemmessage": "system"}
 #: How an item of OpenAI's Responses, of Codex or of LangChain says by its type who wrote it.
-ITEMS = {"function_call": "assistant", "custom_tool_call": "assistant", "local_shell_call": "assistant",
-         "web_search_call": "assistant", "reasoning": "assistant", "function_call_output": "tool",
-         "custom_tool_call_output": "tool", "local_shell_call_output": "tool", "computer_call": "assistant",
-         "computer_call_output": "tool", "human": "user", "ai": "assistant", "user": "user", "assistant": "assistant",
-         "gemini": "assistant", "system": "system", "tool": "tool", "function": "tool"}
+ITEMS = {
+    "function_call": "assistant",
+    "custom_tool_call": "assistant",
+    "local_shell_call": "assistant",
+    "web_search_call": "assistant",
+    "reasoning": "assistant",
+    "function_call_output": "tool",
+    "custom_tool_call_output": "tool",
+    "local_shell_call_output": "tool",
+    "computer_call": "assistant",
+    "computer_call_output": "tool",
+    "human": "user",
+    "ai": "assistant",
+    "user": "user",
+    "assistant": "assistant",
+    "gemini": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+}
 #: Lines of session logs that carry no message of the conversation: marks, snapshots, and copies of what stands beside.
-MARKS = frozenset({"summary", "event_msg", "turn_context", "file-history-snapshot", "queue-operation", "progress", "info",
-                   "attachment", "last-prompt", "custom-title", "ai-title", "tag", "agent-name", "pr-link", "mode",
-                   "permission-mode", "ghost_snapshot"})
+MARKS = frozenset(
+    {
+        "summary",
+        "event_msg",
+        "turn_context",
+        "file-history-snapshot",
+        "queue-operation",
+        "progress",
+        "info",
+        "attachment",
+        "last-prompt",
+        "custom-title",
+        "ai-title",
+        "tag",
+        "agent-name",
+        "pr-link",
+        "mode",
+        "permission-mode",
+        "ghost_snapshot",
+    }
+)
 #: Fields of a message or part that hold text, by what it is. A value that is no text is written as JSON.
-_TEXTS = ("text", "input_text", "output_text", "content", "value", "parts", "summary", "refusal", "output", "result",
-          "response", "data")
+_TEXTS = (
+    "text",
+    "input_text",
+    "output_text",
+    "content",
+    "value",
+    "parts",
+    "summary",
+    "refusal",
+    "output",
+    "result",
+    "response",
+    "data",
+)
 _REASONING = ("reasoning_content", "reasoning", "thinking", "thoughts", "thought")
 _CALLS = ("tool_calls", "toolCalls", "function_call", "functionCall")
 _MEDIA = ("image", "audio", "video", "document", "file", "pdf", "inline_data", "inlinedata", "blob")
 _SEALED = ("redacted", "encrypted")
+#: Kinds in `Lost` that cost tokens in the recorded prompts.
+UNTOLD = frozenset({*_MEDIA, "sealed reasoning", "compacted history"})
 #: OpenHands' actions and observations that no model sees.
 _SILENT = frozenset({"change_agent_state", "agent_state_changed", "null", "recall", "start", "stop", "pause", "resume"})
 
 
 @dataclass
 class Lost:
-    """Counts of what has no place in the sessions, by kind; `reasoning`: messages whose reasoning was kept."""
+    """Counts by kind of what has no place in the sessions; `reasoning kept` is there for the record."""
 
     kinds: Counter[str] = field(default_factory=Counter)
 
@@ -59,8 +110,8 @@ class Lost:
 
 @dataclass(frozen=True)
 class Said:
-    """One message: who (system, user, tool, assistant, or an unknown word), what, when (s), and whether it is part of
-    the same reply as the message before it."""
+    """One message: who (system, user, tool, assistant, or an unknown word), what, when (s), and whether it is a
+    demonstration in the prompt."""
 
     role: str
     text: str
@@ -75,11 +126,29 @@ def is_message(value: Any) -> bool:
     if isinstance(value.get("role"), str) or isinstance(value.get("from"), str):
         return True
     kind = value.get("type")
-    if isinstance(kind, str) and (kind in MARKS or kind in ("session_meta", "response_item", "compacted")
-                                  or kind.lower() in ITEMS):
-        return any(key in value for key in (
-            "message", "payload", "content", "data", "uuid", "sessionId", "leafUuid", "messageId", "output", "arguments",
-            "summary", "input", "action", "encrypted_content", "toolCalls"))
+    if isinstance(kind, str) and (
+        kind in MARKS or kind in ("session_meta", "response_item", "compacted") or kind.lower() in ITEMS
+    ):
+        return any(
+            key in value
+            for key in (
+                "message",
+                "payload",
+                "content",
+                "data",
+                "uuid",
+                "sessionId",
+                "leafUuid",
+                "messageId",
+                "output",
+                "arguments",
+                "summary",
+                "input",
+                "action",
+                "encrypted_content",
+                "toolCalls",
+            )
+        )
     return isinstance(value.get("source"), str) and ("action" in value or "observation" in value)
 
 
@@ -100,8 +169,11 @@ def said(message: Any, lost: Lost) -> Iterator[Said]:
         return
     for wrapped in ("payload", "message", "data", "kwargs"):  # Codex, Claude Code, LangChain, LangChain's dumps
         inner = message.get(wrapped)
-        if isinstance(inner, dict) and not isinstance(message.get("role"), str) and (
-                is_message(inner) or "content" in inner):
+        if (
+            isinstance(inner, dict)
+            and not isinstance(message.get("role"), str)
+            and (is_message(inner) or "content" in inner)
+        ):
             message = {"type": kind, **inner} if wrapped != "payload" else inner
             kind = str(message.get("type") or kind)
             break
@@ -138,7 +210,8 @@ def _role(message: dict, kind: str) -> str:
 
 
 def _openhands(event: dict) -> tuple[str, str] | None:
-    args = event.get("args") if isinstance(event.get("args"), dict) else {}
+    given = event.get("args")
+    args: dict = given if isinstance(given, dict) else {}
     action, observation = event.get("action"), event.get("observation")
     if action in _SILENT or (observation in _SILENT and not event.get("content")):
         return None
@@ -149,7 +222,9 @@ def _openhands(event: dict) -> tuple[str, str] | None:
     if event.get("source") != "agent":
         return "user", _plain(args.get("content") or event.get("message"))
     thought = _plain(args.get("thought") or args.get("content"))
-    call = {key: value for key, value in args.items() if key not in ("thought", "content") and value not in (None, "", [])}
+    call = {
+        key: value for key, value in args.items() if key not in ("thought", "content") and value not in (None, "", [])
+    }
     return "assistant", "\n".join(part for part in (thought, _call({"name": action, "arguments": call})) if part)
 
 
@@ -164,7 +239,7 @@ def _pieces(message: dict, lost: Lost) -> Iterator[tuple[str, str]]:
                 yield "reasoning", text
             break
     kind = str(message.get("type") or "").lower()
-    if any(message.get(name) for name in ("encrypted_content",)) and not message.get("summary"):
+    if message.get("encrypted_content") and not message.get("summary"):
         lost += "sealed reasoning"
     if kind in ("function_call", "custom_tool_call", "local_shell_call", "web_search_call", "computer_call"):
         yield "call", _call(message)
@@ -208,7 +283,9 @@ def _parts(value: Any, lost: Lost) -> Iterator[tuple[str, str]]:
     elif answer := value.get("functionResponse") or value.get("function_response"):
         yield "tool", _plain(answer.get("response") if isinstance(answer, dict) else answer)
     elif "tool_result" in kind or kind in ("function_result", "tool-result", "web_search_result"):
-        inner = next((value[name] for name in ("content", "output", "result", "text") if value.get(name) is not None), "")
+        inner = next(
+            (value[name] for name in ("content", "output", "result", "text") if value.get(name) is not None), ""
+        )
         yield "tool", "\n".join(text for _, text in _parts(inner, lost) if text)
     elif value.get("thinking") or kind in ("thinking", "reasoning", "reasoning_text") or value.get("thought") is True:
         text = _plain(value.get("thinking") or value.get("reasoning") or value.get("text") or value.get("content"))
@@ -241,13 +318,18 @@ def _call(call: Any) -> str:
     """A tool's call as the text that a model writes: its name and arguments as JSON."""
     if not isinstance(call, dict):
         return _plain(call)
-    inner = call.get("function") if isinstance(call.get("function"), dict) else call
-    arguments = next((inner[name] for name in ("arguments", "input", "args", "parameters", "action")
-                      if inner.get(name) is not None), None)
+    function = call.get("function")
+    inner: dict = function if isinstance(function, dict) else call
+    arguments = next(
+        (inner[name] for name in ("arguments", "input", "args", "parameters", "action") if inner.get(name) is not None),
+        None,
+    )
     if arguments is None and "name" not in inner:
         return _plain(call)
-    return f'{{"name": {_plain(inner.get("name") or call.get("type") or "", quoted=True)}, "arguments": ' \
-           f'{_plain(arguments if arguments is not None else {})}}}'
+    return (
+        f'{{"name": {_plain(inner.get("name") or call.get("type") or "", quoted=True)}, "arguments": '
+        f"{_plain(arguments if arguments is not None else {})}}}"
+    )
 
 
 def _plain(value: Any, *, quoted: bool = False) -> str:

@@ -1,8 +1,8 @@
 """Logs of one message a line: which lines form which conversation, and what of a log was abandoned.
 
 Claude Code's lines form a tree (`uuid`, `parentUuid`): a root begins a context (a session, one after a compaction, a
-sub-agent's side chain), and what was taken back stays in the file beside what replaced it. Other logs (Codex, OpenHands,
-tables of messages) are told apart by the id of their session, where they have one, and read in their order.
+sub-agent's side chain), and what was taken back stays in the file beside what replaced it. Other logs (Codex,
+OpenHands, tables of messages) are told apart by the id of their session, where they have one, and read in their order.
 """
 
 from __future__ import annotations
@@ -47,11 +47,15 @@ def _tree(lines: list[dict], name: str, lost: Lost) -> Iterator[tuple[str, list[
         session = str(context[0].get("sessionId") or name)
         side = bool(context[0].get("isSidechain"))
         told[session] = told.get(session, 0) + 1
-        label = session if told[session] == 1 and not side else f"{session}/{context[0].get('agentId') or told[session]}"
+        label = (
+            session if told[session] == 1 and not side else f"{session}/{context[0].get('agentId') or told[session]}"
+        )
         kept = _current(context, parents)
         for _ in range(len(context) - len(kept)):
             lost += "message on an abandoned branch"
-        spoken = [line for line in kept if line.get("type") in ("user", "assistant") and not line.get("isApiErrorMessage")]
+        spoken = [
+            line for line in kept if line.get("type") in ("user", "assistant") and not line.get("isApiErrorMessage")
+        ]
         if any(line.get("type") == "assistant" for line in spoken):
             lost += "session whose log holds neither system prompt nor tools"
             yield label, spoken, session if side else None
@@ -80,5 +84,8 @@ def _inner(line: dict) -> dict:
 
 def _ids(line: dict, kind: str, field: str) -> set[str]:
     content = _inner(line).get("content")
-    return {str(part[field]) for part in content if isinstance(part, dict) and part.get("type") == kind
-            and field in part} if isinstance(content, list) else set()
+    return (
+        {str(part[field]) for part in content if isinstance(part, dict) and part.get("type") == kind and field in part}
+        if isinstance(content, list)
+        else set()
+    )
