@@ -142,6 +142,7 @@ def import_(paths: Paths,
              + (f"{result['own_history_reuse']:.1%} of later prompts were in their own history"
                 if result["turns"] > result["sessions"] else "no session has a second turn")
              + f"; formats: {', '.join(f'{name} {count}' for name, count in result['formats'].items())}"]
+    lines += [f"note: {note}" for note in result["notes"]]
     lines += [f"skipped {skip['record']}: {skip['reason']}" for skip in result["skipped"][:20]]
     if len(result["skipped"]) > 20:
         lines.append(f"… and {len(result['skipped']) - 20} more skipped records (all with --json)")

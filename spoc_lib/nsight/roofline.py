@@ -122,12 +122,13 @@ def _with_windows(steps: pd.DataFrame, model: ModelSpec) -> pd.DataFrame:
                         prefill_window_pairs=steps.prefill_window_pairs.astype(float).fillna(pairs))
 
 
-def _roofs(works: list, hypothesis: Hypothesis, gpu: GpuSpec) -> dict[str, dict[str, float]]:
+def _roofs(works: list, hypothesis: Hypothesis, model: ModelSpec, gpu: GpuSpec) -> dict[str, dict[str, float]]:
     """{category: {flops, dram_bytes, link_bytes, memory, compute, link, best}}; best: the largest roof, launch by
     launch."""
     result: dict[str, dict[str, float]] = {}
+    dense = gpu.peak(*model.weights("dense"))
     for work in works:
-        rate = hypothesis.flops_per_s if work.category == "moe_gemm" else gpu.bf16_flops_per_s
+        rate = {"moe_gemm": hypothesis.flops_per_s, "gemm": dense}.get(work.category, gpu.bf16_flops_per_s)
         roofs = {"memory": work.dram_bytes / gpu.dram_bytes_per_s, "compute": work.flops / rate,
                  "link": work.link_bytes / gpu.link_bytes_per_s}
         sums = result.setdefault(work.category, dict.fromkeys(
@@ -144,7 +145,7 @@ def _rows(phase: str, batches: Counter, seconds: dict[str, float], steps: int, m
     for name, hypothesis in hypotheses(model, gpu).items():
         into = sums.setdefault(name, {})
         for batch, count in batches.items():
-            for category, values in _roofs(step_work(model, gpus, batch, hypothesis), hypothesis, gpu).items():
+            for category, values in _roofs(step_work(model, gpus, batch, hypothesis), hypothesis, model, gpu).items():
                 target = into.setdefault(category, dict.fromkeys(values, 0.0))
                 for key, value in values.items():
                     target[key] += count * value / steps

@@ -41,7 +41,7 @@ def hypotheses(model: ModelSpec, gpu: GpuSpec) -> dict[str, Hypothesis]:
     bits = model.moe.weight_bits if model.moe else model.dense_weight_bits
     bf16 = gpu.bf16_flops_per_s
     return {h.name: h for h in (
-        Hypothesis("w4a16", bits, bf16),
+        Hypothesis("w4a16", bits, bf16 if bits < 8 else gpu.peak(*model.weights("experts" if model.moe else "dense"))),
         Hypothesis("fp4_naive", bits, (gpu.fp4_flops_per_s or 4 * bf16) if bits < 8 else bf16),
         Hypothesis("bf16", 16.0, bf16))}
 

@@ -57,7 +57,7 @@ def calibrate(model_name: str, *, points_path: str | Path | None = None, tables:
     said.append(f"{len(points)} serving points, {Path(points_path).name}")
     return Calibration(
         model=model.name, title=title or f"step time of {model.name}", command=command, sources=said,
-        outlier_rule=OUTLIER_RULE, range=_range(points), parameters=_rounded(fit.parameters),
+        outlier_rule=OUTLIER_RULE, range=_range(points, model), parameters=_rounded(fit.parameters),
         errors=_errors(points, model, parameters, fit.parameters, fit.errors, outliers, cross_validate, progress),
         residuals=[_residual(*one) for one in zip(points, fit.errors, outliers, strict=True)])
 
@@ -90,7 +90,8 @@ def calibrate_run(model_name: str, requests: str | Path, metrics: str | Path, *,
         outlier_rule="none: Cauchy's loss",
         range=Range(gpus=[gpu.name], gpu_counts=[gpu_count], concurrency=[1.0, peak], prompt_tokens=prompts,
                     context_tokens=[prompts[0], float((run.prompt + run.output).max())],
-                    batched_tokens=[batched_tokens] * 2, cached_prefix=bool((run.cached > 0).any())),
+                    batched_tokens=[batched_tokens] * 2, cached_prefix=bool((run.cached > 0).any()),
+                    **_measured(model, [gpu_name])),
         errors=Errors(fitted=_pair(errors), all_points=_pair(errors), held_out_time=_pair(unseen)),
         parameters=_rounded(fitted))
 
@@ -125,14 +126,21 @@ def _rounded(parameters: Parameters) -> Parameters:
     return Parameters(**{name: float(f"{value:.5g}") for name, value in parameters.model_dump().items()})
 
 
-def _range(points: Sequence[ServingPoint]) -> Range:
+def _measured(model: ModelSpec, gpus: Sequence[str]) -> dict[str, list[str]]:
+    """The precisions and kinds of attention that measurements of a model on these GPUs cover."""
+    return {"precisions": sorted({f"{part} {load_gpu(gpu).precision(model, part)}" for gpu in gpus
+                                  for part in model.parts}), "attention": model.attention_kinds}
+
+
+def _range(points: Sequence[ServingPoint], model: ModelSpec) -> Range:
     prompts = [p.prompt for p in points]
     return Range(
         gpus=sorted({p.gpu for p in points}), gpu_counts=sorted({p.gpu_count for p in points}),
         concurrency=[min(p.concurrency for p in points), max(p.concurrency for p in points)],
         prompt_tokens=[int(serving_points.SHORTEST * min(prompts)), max(prompts)],
         context_tokens=[int(serving_points.SHORTEST * min(prompts)), max(p.prompt + p.output for p in points)],
-        batched_tokens=[serving_points.MAX_NUM_BATCHED_TOKENS] * 2, cached_prefix=False)
+        batched_tokens=[serving_points.MAX_NUM_BATCHED_TOKENS] * 2, cached_prefix=False,
+        **_measured(model, sorted({p.gpu for p in points})))
 
 
 def _from_tables(model: ModelSpec, parameters: Parameters, tables: str | Path, command: str, title: str,

@@ -29,6 +29,9 @@ class Range(Strict):
     batched_tokens: Interval = Field(description="max_num_batched_tokens of the measured servers")
     cached_prefix: bool = Field(description="whether prompts with prefix-cache hits were among the measurements")
     kv_bits: list[float] = [16]
+    precisions: list[str] | None = Field(None, description="part and precision of the measured GEMMs, such as `experts "
+                                         "W4A16 bf16`; null: as the model's file states it")
+    attention: list[str] | None = Field(None, description="kinds of attention measured (softmax, sliding, mla, linear)")
 
 
 class ErrorPair(Strict):

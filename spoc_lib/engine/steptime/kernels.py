@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spoc_lib.config import GpuSpec, ModelSpec, MoeShape
+from spoc_lib.config.specs import MATH_BITS, Part
 from spoc_lib.engine.steptime.parameters import Parameters
 
 #: The GPU that rates limited by the SMs are expressed for: an H100's dense BF16 peak.
@@ -50,10 +51,9 @@ class Shard:
         """Layers whose attention sees the whole context."""
         return self.model.layers - self.model.sliding_layers
 
-    @property
-    def dense_bytes(self) -> float:
-        """Bytes a stored dense weight takes."""
-        return self.model.dense_weight_bits / 8
+    def peak(self, part: Part) -> float:
+        """Tensor-core rate of a part's products, operations a second."""
+        return self.gpu.peak(*self.model.weights(part))
 
 
 def smooth_max(a, b, power: float = 4.0):
@@ -61,11 +61,11 @@ def smooth_max(a, b, power: float = 4.0):
     return (a**power + b**power) ** (1 / power)
 
 
-def gemm_seconds(shard: Shard, tokens: np.ndarray, inputs: float, outputs: float) -> np.ndarray:
+def gemm_seconds(shard: Shard, tokens: np.ndarray, inputs: float, outputs: float, part: Part = "dense") -> np.ndarray:
     """One dense GEMM, tokens × inputs × outputs: launch + the larger of reading weights and computing."""
     p = shard.parameters
-    read = inputs * outputs * shard.dense_bytes / (shard.gpu.dram_bytes_per_s * p.gemm_read_efficiency)
-    compute = 2 * tokens * inputs * outputs / (shard.gpu.bf16_flops_per_s * p.gemm_compute_efficiency)
+    read = inputs * outputs * shard.model.weights(part)[0] / 8 / (shard.gpu.dram_bytes_per_s * p.gemm_read_efficiency)
+    compute = 2 * tokens * inputs * outputs / (shard.peak(part) * p.gemm_compute_efficiency)
     return p.gemm_launch_us * 1e-6 + smooth_max(read, compute)
 
 
@@ -114,14 +114,14 @@ def expert_seconds(shard: Shard, tokens: np.ndarray) -> np.ndarray:
     columns = min(columns, moe.d_ff) if moe.d_ff < EXPERT_TILE else columns
     weights = 3 * model.hidden * columns
     read_rate = shard.gpu.dram_bytes_per_s * p.expert_read_efficiency
-    if moe.weight_bits < 16:
+    if moe.weight_bits < MATH_BITS[shard.gpu.math(moe.weight_bits, moe.math)]:  # unpacked in registers
         read_rate = _rate(shard, read_rate, p.expert_unpack_tb_per_s)
     hit = experts_hit(model, tokens, p.expert_skew)
     read = hit * weights * moe.weight_bits / 8 / read_rate
     rows_each = tokens * moe.top_k / moe.experts
     padding = hit * p.expert_padding_rows * (1 - np.exp(-((rows_each / p.expert_tile_rows) ** 2)))
     rows = tokens * moe.top_k + padding
-    compute = 2 * rows * weights / (shard.gpu.bf16_flops_per_s * p.expert_compute_efficiency)
+    compute = 2 * rows * weights / (shard.peak("experts") * p.expert_compute_efficiency)
     return p.expert_launch_us * 1e-6 + read + compute
 
 
@@ -145,8 +145,8 @@ def token_seconds(shard: Shard, tokens: np.ndarray) -> dict[str, np.ndarray]:
     """Seconds of all layers by kernel category, for each entry of `tokens` (float array; 0 tokens cost 0)."""
     model, layers = shard.model, shard.model.layers
     width, kv_width = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
-    gemm = (gemm_seconds(shard, tokens, model.hidden, width + 2 * kv_width)
-            + gemm_seconds(shard, tokens, width, model.hidden))
+    gemm = (gemm_seconds(shard, tokens, model.hidden, width + 2 * kv_width, "attention")
+            + gemm_seconds(shard, tokens, width, model.hidden, "attention"))
     seconds = {
         "norm": 2 * layers * _stream(shard, tokens, 4 * model.hidden * 2),
         "rope": layers * _stream(shard, tokens, 2 * (width + kv_width) * 2),
@@ -155,7 +155,7 @@ def token_seconds(shard: Shard, tokens: np.ndarray) -> dict[str, np.ndarray]:
     if model.moe:
         seconds["moe_gemm"] = layers * expert_seconds(shard, tokens)
         seconds["moe_route"] = layers * route_seconds(shard, tokens)
-        gemm = gemm + gemm_seconds(shard, tokens, model.hidden, model.moe.experts)
+        gemm = gemm + gemm_seconds(shard, tokens, model.hidden, model.moe.experts, "router")
         act_columns = model.moe.top_k * model.moe.d_ff / shard.gpu_count
     else:
         columns = (model.d_ff or 4 * model.hidden) / shard.gpu_count
@@ -173,7 +173,7 @@ def logits_seconds(shard: Shard, logits: np.ndarray) -> dict[str, np.ndarray]:
     """Seconds of the head and the sampler for each number of sampled positions (float array; 0 costs 0)."""
     p, model = shard.parameters, shard.model
     seconds = {
-        "gemm": gemm_seconds(shard, logits, model.hidden, model.vocabulary / shard.gpu_count),
+        "gemm": gemm_seconds(shard, logits, model.hidden, model.vocabulary / shard.gpu_count, "head"),
         "sample": p.sample_launch_us * 1e-6 + p.sample_request_us * 1e-6 * logits,
     }
     return {name: np.where(logits > 0, value, 0.0) for name, value in seconds.items()}

@@ -25,13 +25,13 @@ class Parameters(Strict):
 
     # dense GEMMs: QKV, attention output, router, head
     gemm_read_efficiency: Efficiency = Field(description="share of DRAM bandwidth when weights dominate")
-    gemm_compute_efficiency: Efficiency = Field(description="share of peak BF16 rate when tokens dominate")
+    gemm_compute_efficiency: Efficiency = Field(description="share of the products' peak rate when tokens dominate")
     gemm_launch_us: NonNegative = Field(description="least time of one GEMM kernel")
     # experts
     expert_read_efficiency: Efficiency = Field(description="share of DRAM bandwidth reading expert weights")
     expert_unpack_tb_per_s: Positive = Field(
         description="stored expert bytes unpacked to BF16 a second by a GPU of 989 TFLOP/s; scales with its rate")
-    expert_compute_efficiency: Efficiency = Field(description="share of peak BF16 rate in expert GEMMs")
+    expert_compute_efficiency: Efficiency = Field(description="share of the products' peak rate in expert GEMMs")
     expert_launch_us: NonNegative = Field(description="least time of a layer's expert kernels")
     expert_padding_rows: NonNegative = Field(
         description="rows a hit expert's last tile leaves empty, once tiles are large")

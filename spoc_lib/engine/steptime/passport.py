@@ -21,19 +21,22 @@ ROOFLINE_WARNING = (
 def issue(model: ModelSpec, gpu: GpuSpec, gpu_count: int, calibration: Calibration | None) -> dict:
     """The passport of one step-time model, JSON-serialisable.
 
-    `simulated` (always true), `model`, `gpu`, `gpu_count`, `step_time` (calibrated | roofline), `calibration_id`,
+    `simulated` (always true), `model`, `gpu`, `gpu_count`, `precisions` (weights and products of each part),
+    `attention` (kinds among the layers), `step_time` (calibrated | roofline), `calibration_id`,
     `sources`, `range` (null for a roofline), `error` (held-out mean absolute percentage errors, null for a
-    roofline) and `warnings` (sentences).
+    roofline) and `warnings` (sentences; a precision or kind of attention that was never measured comes first).
     """
     passport: dict[str, Any] = {
         "simulated": True, "model": model.name, "gpu": gpu.name, "gpu_count": gpu_count,
+        "precisions": [f"{part} {gpu.precision(model, part)}" for part in model.parts],
+        "attention": model.attention_kinds,
         "step_time": "calibrated" if calibration else "roofline",
         "calibration_id": calibration.id if calibration else "none",
         "sources": calibration.sources if calibration else [gpu.source, model.source],
         "range": calibration.range.model_dump() if calibration and calibration.range else None,
         "error": calibration.errors.model_dump() if calibration and calibration.errors else None,
     }
-    passport["warnings"] = [ROOFLINE_WARNING] if calibration is None else outside(passport)
+    passport["warnings"] = outside(passport) if calibration else [*_unmeasured(passport, {}), ROOFLINE_WARNING]
     if passport["range"] and not passport["range"]["cached_prefix"]:
         passport["warnings"].append(PREFIX_WARNING)
     return passport
@@ -50,13 +53,31 @@ def outside(passport: dict, *, concurrency: float | None = None, prompt_tokens: 
     """
     limits = passport["range"]
     if limits is None:
-        found = [f"no serving measurement stands behind the step time of {passport['model']} on {passport['gpu']}"]
+        found = [f"no serving measurement stands behind the step time of {passport['model']} on {passport['gpu']}",
+                 *_unmeasured(passport, {})]
     else:
         found = _outside(passport, limits, concurrency, prompt_tokens, context_tokens, batched_tokens,
                          cached_tokens, kv_bits)
     if strict:
         refuse(found)
     return found
+
+
+def _unmeasured(passport: dict, limits: dict) -> list[str]:
+    """Sentences on precisions and kinds of attention that no measurement covers. Without a calibration that is all
+    but 16 bits, whose rates everything is expressed in, and plain attention."""
+    measured = limits.get("precisions") if limits else [one for one in passport["precisions"] if " W16A16 " in one]
+    found = [f"{one} was not measured{_only(measured, limits)}: its time follows from the stored bits and the "
+             f"datasheet's {one.split()[-1].upper()} rate" for one in passport["precisions"]
+             if measured is not None and one not in measured]
+    kinds = limits.get("attention") if limits else ["softmax", "sliding"]
+    return found + [f"{kind} attention was not measured{_only(kinds, limits)}: its time is that of plain attention "
+                    "with the model's kv_heads and head_dim" for kind in passport["attention"]
+                    if kinds is not None and kind not in kinds]
+
+
+def _only(measured: list[str] | None, limits: dict) -> str:
+    return f" (only {', '.join(measured)})" if measured and limits else ""
 
 
 def refuse(outside: list[str]) -> None:
@@ -67,7 +88,7 @@ def refuse(outside: list[str]) -> None:
 
 def _outside(passport: dict, limits: dict, concurrency, prompt_tokens, context_tokens, batched_tokens,
              cached_tokens, kv_bits) -> list[str]:
-    found = []
+    found = _unmeasured(passport, limits)
     if passport["gpu"] not in limits["gpus"]:
         found.append(f"GPU {passport['gpu']} was not measured (only {', '.join(limits['gpus'])}): its step time is "
                      f"scaled by the datasheet")

@@ -28,6 +28,9 @@ CURRENT_RELEASE = (0, 18)
 
 COLUMNS = ("system", "isl", "osl", "tp_size", "conc", "ttft_ms_mean", "tpot_ms")
 
+NOT_MODELLED = {"moe_ep_size": "expert parallelism", "pp_size": "pipeline parallelism",
+                "attention_dp_size": "data parallelism"}
+
 
 @dataclass(frozen=True, slots=True)
 class ServingPoint:
@@ -82,9 +85,12 @@ def read_points(path: str | Path) -> list[ServingPoint]:
                          f"{', '.join(COLUMNS)}")
     if table.empty:
         raise InputError("no-points", f"the serving points {path} hold no row")
-    if "moe_ep_size" in table.columns and (pd.to_numeric(table["moe_ep_size"], errors="coerce") > 1).any():
-        raise InputError("bad-field", f"{path}: column 'moe_ep_size': expert parallelism is not modelled; leave "
-                         f"those rows out")
+    for column, what in NOT_MODELLED.items():
+        if column in table.columns and (pd.to_numeric(table[column], errors="coerce") > 1).any():
+            raise InputError("bad-field", f"{path}: column '{column}': {what} is not modelled; leave those rows out")
+    if "model" in table.columns and table["model"].nunique() > 1:
+        raise InputError("bad-field", f"{path}: column 'model': points of {table['model'].nunique()} models stand in "
+                         "it; keep the rows of one")
     return [_point(row, f"{path} row {number}") for number, row in enumerate(table.to_dict("records"), start=2)]
 
 

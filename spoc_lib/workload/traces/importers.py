@@ -6,29 +6,30 @@ be used of, is the caller's mistake and ends with one sentence (InputError).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.workload.tokenizer import Tokenizer, offline_tokenizer
+from spoc_lib.workload.traces import files_in, hub, session_logs
 from spoc_lib.workload.traces import formats_blocks as blocks
 from spoc_lib.workload.traces import formats_text as texts
-from spoc_lib.workload.traces import hub
+from spoc_lib.workload.traces.files_in import SUFFIXES, parsed
+from spoc_lib.workload.traces.messages_in import UNTOLD, Lost, is_message
 from spoc_lib.workload.traces.result import ImportResult
 from spoc_lib.workload.traces.sessions import PrefixIndex, Reject, Session
 
 #: A record is held in memory as a whole, so none may be larger; nor may a file that is one JSON value.
 LARGEST_BYTES = 1 << 30
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".parquet")
-FORMATS = ("SWE-agent .traj, OpenAI-style or ShareGPT messages (json, jsonl, parquet), kv-cache-tester (json, "
-           "parquet), Mooncake (jsonl), hub:OWNER/NAME[:SPLIT]")
+FORMATS = ("SWE-agent .traj, OpenAI-style or ShareGPT messages, agents' session logs and logged requests (json, jsonl, "
+           "parquet), kv-cache-tester (json, parquet), Mooncake (jsonl), each also packed (gz, bz2, xz, zst), "
+           "hub:OWNER/NAME[:SPLIT]")
 
 
 def import_path(path: str | Path, *, tokenizer: Tokenizer | None = None, limit: int | None = None) -> ImportResult:
@@ -50,7 +51,8 @@ def import_paths(paths: list[str | Path], *, tokenizer: Tokenizer | None = None,
                                                                    if reader.sessions else "it is empty")
         raise InputError("nothing-imported", f"nothing in {', '.join(map(str, paths))} can be played: {record}: "
                          f"{reason}")
-    return ImportResult(tuple(reader.sessions), tuple(reader.skipped), tuple(map(str, paths)))
+    notes = reader.told()
+    return ImportResult(tuple(reader.sessions), tuple(reader.skipped), tuple(map(str, paths)), notes)
 
 
 class _Reader:
@@ -60,13 +62,26 @@ class _Reader:
     def __init__(self, tokenizer: Tokenizer, limit: int | None) -> None:
         self.sessions: list[Session] = []
         self.skipped: list[tuple[str, str]] = []
+        self.notes: list[str] = []
+        self._lost = Lost()
         self._names: set[str] = set()
         self._tokenizer, self._limit = tokenizer, limit
         self._global = PrefixIndex()
         self._roots: dict[str, tuple[int, int]] = {}
 
+    def told(self) -> tuple[str, ...]:
+        """What is to be said of an import besides records left out. What cost tokens but has no text here joins
+        `skipped`, a line a kind with its count."""
+        kinds = dict(self._lost.kinds)
+        self.skipped += [(f"{kinds.pop(kind)} x {kind}", "it has no text here: its tokens are missing from the prompts")
+                         for kind in sorted(kinds) if kind in UNTOLD]
+        kept = kinds.pop("reasoning kept", 0)
+        left = [f"left out: {', '.join(f'{count} x {kind}' for kind, count in sorted(kinds.items()))}"] if kinds else []
+        return (*left, *([f"{kept} messages hold reasoning: it counts as output, and stays in the history"] if kept else
+                         []), *dict.fromkeys(self.notes))
+
     def path(self, path: Path) -> None:
-        if not path.exists() and hub.NAME.fullmatch(str(path)) and path.suffix.lower() not in SUFFIXES:
+        if not path.exists() and hub.NAME.fullmatch(str(path)) and files_in.suffix(path) not in SUFFIXES:
             self.hub(f"{hub.HUB}{path}")  # no such file, but it has the form of a hub set
             return
         if not path.exists():
@@ -74,10 +89,11 @@ class _Reader:
         if path.is_file():
             self._file(path, alone=True)
             return
-        files = sorted((p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()),
-                       key=lambda p: (p.suffix.lower() == ".parquet", str(p)))
+        files, notes = files_in.found(path)
+        self.notes += notes
         if not files:
-            raise InputError("no-trace", f"folder {path} holds no trace: known are {FORMATS}")
+            raise InputError("no-trace", f"folder {path} holds no trace{': ' + '; '.join(notes) if notes else ''}; "
+                             f"known are {FORMATS}")
         for file in files:
             self._file(file, alone=False)
 
@@ -97,21 +113,24 @@ class _Reader:
                     raise
                 self.skipped.append((f"{dataset} record {count} and all after it", error.message))
 
-        self._many(records())
+        self._many(records(), dataset)
 
     def _file(self, path: Path, alone: bool) -> None:
         """Read one file. An unusable one is an error when the user named it (`alone`); in a folder it is skipped."""
         try:
-            if path.suffix.lower() == ".parquet":
+            with open(path, "rb") as handle:
+                table = handle.read(4) == b"PAR1" or files_in.suffix(path) == ".parquet"
+            if table:
                 self._parquet(path)
-            elif path.suffix.lower() in (".jsonl", ".ndjson"):
+            elif files_in.suffix(path) in files_in.LINES:
                 self._lines(path)
             else:
                 self._json(path)
-        except OSError as error:
+        except (OSError, *files_in.DAMAGED) as error:
+            told = getattr(error, "strerror", None) or error
             if alone:
-                raise InputError("unreadable", f"cannot read the trace {path}: {error.strerror or error}") from error
-            self.skipped.append((path.name, f"it cannot be read: {error.strerror or error}"))
+                raise InputError("unreadable", f"cannot read the trace {path}: {told}") from error
+            self.skipped.append((path.name, f"it cannot be read: {told}"))
         except Reject as reason:
             if alone:
                 raise InputError("unknown-format", f"the trace {path} cannot be read: {reason}; known are {FORMATS}"
@@ -119,19 +138,29 @@ class _Reader:
             self.skipped.append((path.name, str(reason)))
 
     def _json(self, path: Path) -> None:
+        data = b""
         try:
-            if path.stat().st_size > LARGEST_BYTES:
-                raise Reject(f"it is larger than {LARGEST_BYTES:,} bytes: write one record a line (.jsonl)")
-            value = parsed(path.read_bytes())
-        except Reject:
-            if path.suffix.lower() == ".json" and _looks_like_lines(path):
+            data = files_in.whole(path, LARGEST_BYTES)
+            value = parsed(data)
+        except Reject as reason:
+            if files_in.suffix(path) != ".traj" and _looks_like_lines(path):
                 self._lines(path)
                 return
-            raise
+            values = files_in.several(data) if data else None
+            if values is None:
+                raise
+            del reason
+            value = values
+        self._value(value, path)
+
+    def _value(self, value: Any, path: Path) -> None:
+        """A file that is one JSON value: a record, or a list of them."""
         if isinstance(value, list) and texts.find_messages(value) is None:
             if not any(self._known(record) for record in value):
                 raise Reject("its format is unknown")
-            self._many((f"{path.name} record {k}", record) for k, record in enumerate(value))
+            self._many(((f"{path.name} record {k}", record) for k, record in enumerate(value)), path.stem)
+        elif (entries := _har(value)) is not None:
+            self._many(((f"{path.name} entry {k}", entry) for k, entry in enumerate(entries)), path.stem)
         elif self._known(value):
             self._record(value, path.stem)
         else:
@@ -139,21 +168,34 @@ class _Reader:
 
     def _lines(self, path: Path) -> None:
         def records() -> Iterator[tuple[str, Any]]:
-            with open(path, "rb") as handle:
-                for k, line in enumerate(iter(lambda: handle.readline(LARGEST_BYTES + 1), b""), 1):
-                    if len(line) > LARGEST_BYTES:
-                        raise Reject(f"its line {k} is longer than {LARGEST_BYTES:,} bytes")
-                    if line.strip():
-                        try:
-                            yield f"{path.name} line {k}", parsed(line)
-                        except Reject as reason:
-                            self.skipped.append((f"{path.name} line {k}", str(reason)))
+            number = 0
+            try:
+                for number, line in files_in.lines(path, LARGEST_BYTES):
+                    try:
+                        values = [parsed(line)]
+                    except Reject as reason:
+                        values = files_in.several(line) or []
+                        if not values:
+                            self.skipped.append((f"{path.name} line {number}", str(reason)))
+                    for value in values:
+                        nested = isinstance(value, list) and texts.find_messages(value) is None
+                        yield from ((f"{path.name} line {number}", one) for one in (value if nested else [value]))
+            except (OSError, *files_in.DAMAGED) as error:
+                if not number:
+                    raise
+                self.skipped.append((f"{path.name} line {number + 1} and all after it",
+                                     f"the file is damaged: {error}"))
 
         before, failed = len(self.sessions), len(self.skipped)
-        self._many(records())
+        self._many(records(), path.stem)
         if len(self.sessions) == before and all("not valid JSON" in why or "unknown" in why
                                                 for _, why in self.skipped[failed:]):
-            raise Reject("no line of it has a known format")
+            values = files_in.several(files_in.whole(path, LARGEST_BYTES))
+            why = self.skipped[failed][1] if len(self.skipped) > failed else "it is empty"
+            if not values:
+                raise Reject(f"no line of it has a known format: {why}")
+            del self.skipped[failed:]
+            self._value(values, path)  # values written over several lines
 
     def _parquet(self, path: Path) -> None:
         try:
@@ -169,14 +211,6 @@ class _Reader:
             for cid in frame.loc[known, "cid"].astype(str).unique():
                 self.skipped.append((f"{name} {cid}", "the same session was read from its own file"))
             self._add(*blocks.table(frame[~known], len(self.sessions)))
-        elif columns & set(texts.LISTS):
-            count = 0
-            for batch in handle.iter_batches(batch_size=64):
-                for record in batch.to_pylist():
-                    if self._limit is not None and count >= self._limit:
-                        return
-                    self._record(record, f"{name} row {count}")
-                    count += 1
         elif columns >= {"cid", "tool", "system"}:
             for row in handle.read(["cid", "tool", "system"]).to_pylist():
                 try:
@@ -185,23 +219,34 @@ class _Reader:
                 except Reject as reason:
                     self.skipped.append((f"{name} {row['cid']}"[:100], str(reason)))
         else:
-            raise Reject(f"its columns ({', '.join(sorted(columns))[:120]}) are those of no known format")
+            rows = (row for batch in handle.iter_batches(batch_size=64) for row in batch.to_pylist())
+            first = list(islice(rows, 64))
+            if not columns & set(texts.LISTS) and not any(map(self._known, first)):
+                raise Reject(f"its columns ({', '.join(sorted(columns))[:120]}) are those of no known format")
+            self._many(((f"{name} row {k}", row) for k, row in enumerate(_both(first, rows))), Path(name).stem)
 
-    def _many(self, records: Iterator[tuple[str, Any]]) -> None:
-        requests = []
-        for k, (name, record) in enumerate(records):
-            if self._limit is not None and k >= self._limit:
-                break
+    def _many(self, records: Iterable[tuple[str, Any]], source: str) -> None:
+        """Records of one source: whole sessions, requests of a length-only trace, or messages of a log."""
+        requests, log = [], []
+        for name, record in islice(records, self._limit):
             if blocks.is_mooncake(record):
                 requests.append((name, record))
+            elif not self._is_session(record) and is_message(record):
+                log.append(record)
             else:
                 self._record(record, name)
         if requests:
-            self._add(*blocks.mooncake(requests, len(self.sessions)))
+            self._mooncake(requests)
+        for name, messages, parent in session_logs.conversations(log, source, self._lost) if log else ():
+            self._messages(messages, name, parent=parent)
 
     def _known(self, record: Any) -> bool:
-        return blocks.is_kv_cache_tester(record) or blocks.is_mooncake(record) or texts.is_trajectory(record) or (
-            texts.find_messages(record) is not None)
+        return blocks.is_mooncake(record) or self._is_session(record) or is_message(record)
+
+    def _is_session(self, record: Any) -> bool:
+        return (blocks.is_kv_cache_tester(record) or texts.is_trajectory(record)
+                or texts.find_messages(record) is not None
+                or (not is_message(record) and texts.logged(record) is not None))
 
     def _record(self, record: Any, name: str) -> None:
         """One record that is a whole session, of any format."""
@@ -210,15 +255,34 @@ class _Reader:
             if blocks.is_kv_cache_tester(record):
                 self._add(*blocks.kv_cache_tester(record, name, at, self._global))
             elif blocks.is_mooncake(record):
-                self._add(*blocks.mooncake([(name, record)], at))
+                self._mooncake([(name, record)])
             elif texts.is_trajectory(record):
-                self._add([texts.trajectory(record, name, at, self._tokenizer)], [])
+                self._add([texts.trajectory(record, name, at, self._tokenizer, self._lost)], [])
+            elif isinstance(record, dict) and (messages := texts.logged(record)) is not None:
+                self._messages(messages, name, record)
             elif (messages := texts.find_messages(record)) is not None:
-                self._add([texts.conversation(messages, name, at, self._tokenizer)], [])
+                for own, group, parent in session_logs.conversations(messages, name, self._lost):
+                    self._messages(group, own, parent=parent)
             else:
                 raise Reject("its format is unknown")
         except Reject as reason:
             self.skipped.append((name, str(reason)))
+
+    def _messages(self, messages: list, name: str, record: Any = None, parent: str | None = None) -> None:
+        try:
+            stated = texts.stated_output(record)
+            session = texts.conversation(messages, name, len(self.sessions), self._tokenizer, self._lost, parent=parent,
+                                         unanswered=stated)
+            if stated is not None and texts.unanswered(messages):
+                self._lost += "reply that is not logged (its length is taken from its usage, or max_tokens)"
+            self._add([session], [])
+        except Reject as reason:
+            self.skipped.append((name, str(reason)))
+
+    def _mooncake(self, requests: list[tuple[str, Any]]) -> None:
+        sessions, skipped, notes = blocks.mooncake(requests, len(self.sessions), self._tokenizer)
+        self.notes += notes
+        self._add(sessions, skipped)
 
     def _add(self, sessions: list[Session], skipped: list[tuple[str, str]]) -> None:
         self.sessions += [replace(session, root_tokens=self._roots[session.name])
@@ -228,25 +292,21 @@ class _Reader:
         self.skipped += skipped
 
 
-def parsed(data: bytes) -> Any:
-    """A JSON value. NaN and Infinity, which Python writes but JSON lacks, are read: so their field can be named."""
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        try:
-            value = json.loads(data)
-            orjson.dumps(value)  # refuses what no text can hold, such as half a surrogate pair
-        except (ValueError, TypeError, RecursionError):
-            raise Reject(f"it is not valid JSON ({error})") from error
-        return value
+def _both(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
+    yield from first
+    yield from rest
+
+
+def _har(value: Any) -> list[Any] | None:
+    """The exchanges of a browser's or proxy's HTTP archive."""
+    log = value.get("log") if isinstance(value, dict) else None
+    return log["entries"] if isinstance(log, dict) and isinstance(log.get("entries"), list) else None
 
 
 def _looks_like_lines(path: Path) -> bool:
-    with open(path, "rb") as handle:
-        first = handle.readline(LARGEST_BYTES)
     try:
-        parsed(first)
-    except Reject:
+        parsed(next(files_in.lines(path, LARGEST_BYTES))[1])
+    except (Reject, StopIteration):
         return False
     return True
 

@@ -16,11 +16,13 @@ class ImportResult:
     sessions, skipped [(record, reason)], formats {name: sessions}; sub-agents' sessions are among `all_sessions` and
     counted apart. own_history_reuse: of the prompt tokens of all requests but a session's first, the part that earlier
     prompts of the same session held (with their replies, where the source has their text), in whole blocks.
+    notes: sentences on what was lost, by kind with its count, and on how the source was read.
     """
 
     all_sessions: tuple[Session, ...]
     skipped: tuple[tuple[str, str], ...]
     sources: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def sessions(self) -> int:
@@ -71,7 +73,7 @@ class ImportResult:
             "reuse_with_first_prompts": sum(r.own_tokens or 0 for r in requests) / everything if everything else None,
             "known_gaps_ratio": _ratio(sum(r.gap_s is not None for r in requests), len(requests) - self.sessions),
             "subagent_sessions": len(agents), "subagent_turns": sum(len(session.requests) for session in agents),
-            "sources": list(self.sources),
+            "sources": list(self.sources), "notes": list(self.notes),
         }
 
 
