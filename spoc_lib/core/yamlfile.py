@@ -66,6 +66,8 @@ def parse(model: type[Model], value: object, where: str) -> Model:
     """`value` as a `model`; InputError naming the first faulty field, `where` it stands, and what is wanted."""
     try:
         return model.model_validate(value)
+    except InputError as error:  # of a validator that has its own sentence
+        raise InputError(error.code, f"{where}: {error.message}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "(top level)"

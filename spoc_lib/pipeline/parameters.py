@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from spoc_lib.config.access import without_secret_flag
+from spoc_lib.config.flags import read_flags
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.yamlfile import SHORT, Strict
@@ -38,8 +39,9 @@ def _text(value: Any) -> Any:
     return value
 
 
-def _without_secret(value: str) -> str:
+def _flag_words(value: str) -> str:
     without_secret_flag(value.replace(",", " ").split())
+    read_flags(value)
     return value
 
 
@@ -73,7 +75,7 @@ def _number(value: Any) -> Any:
 
 Text = Annotated[str, BeforeValidator(_text)]
 Words = Annotated[str, BeforeValidator(_words)]
-FlagWords = Annotated[str, BeforeValidator(_words), AfterValidator(_without_secret)]
+FlagWords = Annotated[str, BeforeValidator(_words), AfterValidator(_flag_words)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_COUNT)]
 Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_SEED)]

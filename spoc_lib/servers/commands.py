@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from spoc_lib.config import Cluster, data_dir, load_model
+from spoc_lib.config import Cluster, data_dir, load_model, read_flags
+from spoc_lib.config.flags import load_catalogue
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_text
 
@@ -56,14 +57,18 @@ def flag_arguments(flags: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             arguments.append(f"--{dashed}" if value else f"--no-{dashed}")
         elif value is not None:
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-            arguments += [f"--{dashed}={text}"] if text.startswith("-") else [f"--{dashed}", text]
+            text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+            spec = load_catalogue().spec(name)
+            if spec is not None and spec.type == "list":
+                arguments += [f"--{dashed}", *text.split()]
+            else:
+                arguments += [f"--{dashed}={text}"] if text.startswith("-") else [f"--{dashed}", text]
     return arguments
 
 
 def merged_flags(cluster: Cluster, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The cluster's fixed flags, then `flags`; names with underscores."""
-    return {name.lstrip("-").replace("-", "_"): value for name, value in {**cluster.flags, **flags}.items()}
+    """The cluster's fixed flags, then `flags`, as `config.read_flags` gives them."""
+    return {**read_flags(cluster.flags), **read_flags(flags)}
 
 
 def model_argument(cluster: Cluster) -> str:
