@@ -14,8 +14,8 @@ CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "data" / "clusters").is_dir() els
 
 
 def shipped_dir(name: str) -> Path:
-    """`data` or `notebooks` as they ship: the checkout's, or the installed package's own (links in the checkout, so that
-    a wheel takes them along)."""
+    """`data` or `notebooks` as they ship: the checkout's, or the installed package's own (links in the checkout, so
+    that a wheel takes them along)."""
     return CHECKOUT / name if CHECKOUT else PACKAGE / f"_{name}"
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from spoc_lib.config import Cluster, data_dir, load_model, read_flags
 from spoc_lib.config.flags import load_catalogue
+from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_text
 
@@ -127,7 +126,7 @@ def prepare(cluster: Cluster, flags: Mapping[str, Any], port: int, folder: Path)
     """All that a launch needs; an embedded engine gets the cluster as it is in memory, through a file in `folder`."""
     if cluster.engine.kind == "embedded":
         path = write_text(folder / "cluster.yaml",
-                          yaml.safe_dump(cluster.model_dump(mode="json", exclude_none=True), sort_keys=False))
+                          yamlfile.dump(cluster.model_dump(mode="json", exclude_none=True)))
         ready = ["--ready-file", str(folder / "ready.json")]
         return LaunchCommand(_embedded(str(path), flags, port) + ready, dict(cluster.engine.environment))
     if cluster.engine.kind == "container":
