@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from spoc_lib.config.access import Access, server_address, web_address, without_secret_flag
 from spoc_lib.config.flags import FlagValue, load_catalogue, read_flags, unknown_flags
-from spoc_lib.config.shipped import beside, data_dir, find, from_folder_of, name_of
+from spoc_lib.config.shipped import beside, find, from_folder_of, name_of, project_dir
 from spoc_lib.config.slo import Slo
 from spoc_lib.config.specs import load_gpu, load_model
 from spoc_lib.core import yamlfile
@@ -55,7 +55,7 @@ class Engine(Access):
     @classmethod
     def _in_project(cls, value: list[str] | None) -> list[str] | None:
         without_secret_flag(value or [])
-        return value and [part.replace("{project}", str(data_dir().parent)) for part in value]
+        return value and [part.replace("{project}", str(project_dir())) for part in value]
 
     @field_validator("image", "served_model")
     @classmethod

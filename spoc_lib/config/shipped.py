@@ -32,7 +32,8 @@ def data_file(*parts: str) -> Path:
 
 def project_dir() -> Path:
     """The folder above `data/`, where `outputs/` lie; for a package that is installed for itself the current one."""
-    return data_dir().parent if CHECKOUT or os.environ.get("SPOC_DATA") else Path.cwd()
+    own = os.environ.get("SPOC_DATA")
+    return Path(own).absolute().parent if own else CHECKOUT or Path.cwd()
 
 
 def names(folder: str) -> list[str]:

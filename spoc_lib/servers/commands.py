@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spoc_lib.config import Cluster, data_dir, load_model, read_flags
+from spoc_lib.config import Cluster, load_model, read_flags
 from spoc_lib.config.flags import load_catalogue
+from spoc_lib.config.shipped import project_dir
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_text
@@ -138,7 +139,7 @@ def prepare(cluster: Cluster, flags: Mapping[str, Any], port: int, folder: Path)
 def _directory(program: str) -> Path | None:
     """A relative program that is not below the current folder is looked for below the project's: a cluster file that
     ships means the same from a notebook's folder."""
-    root = data_dir().parent
+    root = project_dir()
     if os.sep in program and not os.path.isabs(program) and not Path(program).exists() and (root / program).exists():
         return root
     return None
