@@ -35,7 +35,9 @@ def storage_from_environment() -> str | None:
 def file_url(path: Path) -> str:
     """The URL of an SQLite file, whatever its folders are called: `?` begins a URL's query, Optuna fills in braces, and
     a URI of SQLite's own writes both otherwise."""
-    return f"sqlite:///file:{quote(str(path.resolve()))}?uri=true"
+    uri = f"file:{quote(str(path.resolve()))}"
+    decoded = make_url("sqlite:///%41").database == "A"  # by SQLAlchemy since 2.1, before SQLite does it
+    return f"sqlite:///{quote(uri) if decoded else uri}?uri=true"
 
 
 def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
@@ -45,7 +47,8 @@ def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
 
 
 def _file_of(url: str) -> str:
-    return unquote(url.removeprefix("sqlite:///").removeprefix("file:").removesuffix("?uri=true"))
+    """The path of an SQLite file; of any other database its URL."""
+    return unquote(str(make_url(url).database).removeprefix("file:")) if url.startswith("sqlite:") else url
 
 
 def _opened(url: str, heartbeat: bool) -> RDBStorage:
@@ -63,8 +66,7 @@ def _opened(url: str, heartbeat: bool) -> RDBStorage:
             code = sqlite.code_of(error)
             if code == SQLITE_FULL:
                 raise
-            ours = url.startswith("sqlite:///file:")
-            shown = _file_of(url) if ours else make_url(url).render_as_string(hide_password=True)
+            shown = _file_of(url) if url.startswith("sqlite:") else make_url(url).render_as_string(hide_password=True)
             fix = f": remove {_file_of(url)}, and its trials are measured again" if code in sqlite.BROKEN else ""
             raise InputError("bad-storage", f"the study's database {shown} cannot be used ({type(error).__name__}){fix}"
                              ) from error
