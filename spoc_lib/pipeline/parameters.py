@@ -229,5 +229,8 @@ def absolute_settings(settings: list[str], stages: list[str]) -> list[str]:
 
 def _user_path(name: str, value: str) -> str:
     """Notebooks run in their own folder, so a path given on the command line is made absolute."""
+    recording = value.removeprefix("traces:")
+    if recording != value and os.path.exists(os.path.expanduser(recording)):  # else a set on a hub
+        return f"traces:{os.path.abspath(os.path.expanduser(recording))}"
     is_path = name in ("monorepo", "trace") or value.endswith((".yaml", ".yml"))
     return os.path.abspath(os.path.expanduser(value)) if is_path and value else value
