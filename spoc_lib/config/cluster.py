@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from spoc_lib.config.access import Access, server_address, web_address, without_secret_flag
-from spoc_lib.config.flags import FlagValue, load_catalogue, read_flags, unknown_flags
+from spoc_lib.config.flags import FlagValue, load_catalogue, read_flags
 from spoc_lib.config.shipped import beside, find, from_folder_of, name_of, project_dir
 from spoc_lib.config.slo import Slo
 from spoc_lib.config.specs import load_gpu, load_model
@@ -170,15 +170,6 @@ class Cluster(Strict):
         if not isinstance(value, dict):
             return value
         return {name: given for name, given in read_flags(value).items() if given is not None}
-
-    @model_validator(mode="after")
-    def _known(self) -> Cluster:
-        """A real engine may have flags that the catalogue lacks; the embedded one has not."""
-        for where, names in (("flags", self.flags), ("search.space", self.search.space),
-                             ("search.forbidden", self.search.forbidden)):
-            if self.simulated and (unknown := unknown_flags(names)):
-                raise InputError("unknown-flag", f"{where}: {unknown[0]}")
-        return self
 
     def context_limit(self, flags: Mapping[str, Any] | None = None) -> int:
         """Longest context of a request in tokens, `flags` set over the cluster's own: max_model_len, else (also where

@@ -162,6 +162,8 @@ def _named_space(cluster: Cluster, catalogue: Catalogue, fixed: Flags) -> dict[s
 
 def _check_forbidden(cluster: Cluster, fixed: Flags) -> None:
     """InputError when a flag that no launch may set is fixed or searched all the same."""
+    if cluster.simulated:
+        refuse_unmodelled(cluster.search.forbidden, f"cluster '{cluster.name}': search.forbidden")
     for name in sorted(cluster.search.forbidden):
         for names, place in ((fixed, "held fixed under flags"), (cluster.search.space, "searched under search.space")):
             if name in names:

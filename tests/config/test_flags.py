@@ -112,7 +112,7 @@ def test_what_the_embedded_engine_cannot_simulate_it_refuses(tmp_path):
         with pytest.raises(InputError, match=sentence):
             EmbeddedEngine.from_cluster(simulated, flags)
     with pytest.raises(InputError, match="flags: unknown flag 'banana'"):
-        cluster(tmp_path, flags={"banana": "auto"})
+        build_space(cluster(tmp_path, flags={"banana": "auto"}))
     with pytest.raises(InputError, match="flags: .* does not model 'enforce_eager'"):
         build_space(cluster(tmp_path, flags={"enforce_eager": True}))
     auto, half = (EmbeddedEngine.from_cluster(simulated, {"kv_cache_dtype": kind}) for kind in ("auto", "bfloat16"))
