@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spoc_lib.core.caches import place_compiled_code
 from spoc_lib.core.version import VERSION
 
 if TYPE_CHECKING:
     from spoc_lib.interactive import cluster, clusters, compare, latest, quick_capacity, run, runs
 
+place_compiled_code()
 __version__ = VERSION
 __all__ = ["cluster", "clusters", "compare", "latest", "quick_capacity", "run", "runs"]
 

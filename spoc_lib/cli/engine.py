@@ -57,10 +57,11 @@ def simulate(
 
     Example: spoc engine simulate sim-4xh100 --users 100 --duration 300 --set max_num_batched_tokens=2048
     """
-    from spoc_lib.engine.simulate import parse_assignments, simulate
+    from spoc_lib.config import read_flags
+    from spoc_lib.engine.simulate import simulate
 
     result = simulate(cluster, users=users, duration_s=duration, warmup_s=warmup, personas=personas, seed=seed,
-                      gap_cap_s=gap_cap, start=start, flags=parse_assignments(assignments or []), strict=strict)
+                      gap_cap_s=gap_cap, start=start, flags=read_flags(assignments or [], "--set"), strict=strict)
     emit(result, json, "\n".join([
         f"{result['users']} users, {result['simulated_s']:.0f} simulated s in {result['wall_s']:.2f} s "
         f"({result['speed']:.0f} x real time; setting up took {result['setup_s']:.2f} s), simulated",

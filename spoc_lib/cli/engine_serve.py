@@ -36,14 +36,14 @@ def serve(
 
     Example: spoc engine serve --cluster sim-2xh200 --port 8000 --max-num-batched-tokens 2048
     """
-    from spoc_lib.config import load_cluster
+    from spoc_lib.config import load_cluster, read_flags
     from spoc_lib.engine.embedded import EmbeddedEngine
-    from spoc_lib.engine.http.options import parse_engine_arguments, parse_throttle
+    from spoc_lib.engine.http.options import parse_throttle
     from spoc_lib.engine.http.server import ServerOptions
     from spoc_lib.engine.http.server import serve as run
 
     chosen = load_cluster(cluster)
-    engine = EmbeddedEngine.from_cluster(chosen, parse_engine_arguments(context.args))
+    engine = EmbeddedEngine.from_cluster(chosen, read_flags(context.args, "engine flags"))
     engine.outside_as_server(strict=strict)
     result = run(engine, ServerOptions(
         host, port, dcgm_port, served_model_name or chosen.engine.served_model, dev, parse_throttle(throttle),

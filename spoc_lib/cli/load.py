@@ -200,7 +200,7 @@ def _new_folder() -> Path:
     from spoc_lib.pipeline.runs import outputs_dir
 
     base = outputs_dir()
-    base.mkdir(exist_ok=True)
+    base.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix="load-", dir=base))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json as ascii_json
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +19,10 @@ JsonOption = Annotated[
 def emit(result: Any, json: str | None, text: str) -> None:
     """Print `text`, or put `result` as JSON on standard output ('-') or beside `text` into a file."""
     if json == "-":
-        print(to_json(result))
+        text = to_json(result)
+        if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":  # its letters would be replaced one by one
+            text = ascii_json.dumps(ascii_json.loads(text), indent=2)
+        print(text)
         return
     if json:
         write_json(json, result)

@@ -30,19 +30,18 @@ def run(
     Exit 1 when the capacity stays unresolved or the HTTP rung and its twin part.
     Example: spoc sweep run sim-4xh100 --flags max_num_batched_tokens=4096 --flags max_num_seqs=256 --json -
     """
-    from spoc_lib.config import load_cluster, load_model, load_profile
+    from spoc_lib.config import load_cluster, load_profile, read_flags
     from spoc_lib.pipeline.runs import outputs_dir
     from spoc_lib.sweep import run_sweep
     from spoc_lib.workload import build_script
     from spoc_lib.workload.personas import with_persona_slos
 
     spec, work = with_persona_slos(load_cluster(cluster)), load_profile(profile)
-    named = _flags(flags or [])
-    limit = int({**spec.flags, **named}.get("max_model_len") or load_model(spec.model).max_model_len)
+    named = read_flags(flags or [], "--flags")
 
     def script(salt: int):
         return build_script(spec.personas, seed, salt=salt, gap_cap_s=work.gap_cap_s, start=work.start,
-                            context_limit=limit)
+                            context_limit=spec.context_limit(named))
 
     folder = out or outputs_dir() / f"sweep-{spec.name}"
     result = run_sweep(spec, work, named, folder, script, seed, confirm_http=http, progress=_progress,
@@ -88,21 +87,6 @@ def compare(
 
     table = compare_folders(folders, metric)
     emit(table.to_dict("records"), json, table.to_string(index=False, float_format=lambda value: f"{value:.3g}"))
-
-
-def _flags(given: list[str]) -> dict:
-    """`name=value` pairs with typed values; InputError for one without `=`."""
-    import yaml
-
-    from spoc_lib.core.errors import InputError
-
-    flags = {}
-    for pair in given:
-        name, separator, value = pair.partition("=")
-        if not separator or not name:
-            raise InputError("bad-flags", f"--flags: '{pair}' must be written name=value")
-        flags[name.lstrip("-").replace("-", "_")] = yaml.safe_load(value)
-    return flags
 
 
 def _progress(line: str) -> None:

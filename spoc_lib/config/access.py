@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.core.yamlfile import SECRET, Positive, Strict
+from spoc_lib.core.yamlfile import SECRET, Positive, Strict, Word
 
 #: A header with one of these in its name is a credential, and what a user writes here is kept on disk.
 SECRET_WORDS = ("authorization", "api-key", "apikey", "token", "secret", "cookie", "password", "credential")
@@ -82,6 +82,8 @@ class Access(Strict):
         for name in value:
             if name.lower() in SECRET_FIELDS:
                 raise secret_given(f"the body field {name}")
+        if word := _doubtful(value):
+            raise ValueError(f"holds {word}, which may be a truth or text: write true or false, or '{word}' in quotes")
         own = [name for name in OWN_FIELDS if name in value] + ["max_tokens"] * (value.get("max_tokens") is not None)
         if own:
             raise ValueError(f"may not hold {own[0]!r}: the script says what is asked, one streamed answer each time")
@@ -178,6 +180,12 @@ class Access(Strict):
         """`text` without the API key, should a server or library ever echo it."""
         key = self.key()
         return text.replace(key, "***") if key else text
+
+
+def _doubtful(value: Any) -> Word | None:
+    """The first `yes`, `no`, `on` or `off` that a YAML file holds without quotes, where nothing says what is wanted."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value if isinstance(value, Word) else next(filter(None, map(_doubtful, parts)), None)
 
 
 def without_secret_flag(words: Iterable[str]) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import base64
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from spoc_lib.config.access import BEARER, Access, root_url, server_address, web_address, without_secret_flag
-from spoc_lib.config.shipped import beside, data_dir, find, from_folder_of, name_of
+from spoc_lib.config.flags import FlagValue, load_catalogue, read_flags
+from spoc_lib.config.shipped import beside, find, from_folder_of, name_of, project_dir
 from spoc_lib.config.slo import Slo
 from spoc_lib.config.specs import load_gpu, load_model
 from spoc_lib.core import yamlfile
-from spoc_lib.core.yamlfile import Positive, PositiveInt, Strict
-
-FlagValue = bool | int | float | str
+from spoc_lib.core.errors import InputError
+from spoc_lib.core.yamlfile import SHORT, Positive, PositiveInt, Strict
 
 
 class Hardware(Strict):
@@ -56,7 +57,7 @@ class Engine(Access):
     @classmethod
     def _in_project(cls, value: list[str] | None) -> list[str] | None:
         without_secret_flag(value or [])
-        return value and [part.replace("{project}", str(data_dir().parent)) for part in value]
+        return value and [part.replace("{project}", str(project_dir())) for part in value]
 
     @field_validator("image", "served_model")
     @classmethod
@@ -129,13 +130,42 @@ class TelemetryEndpoints(Strict):
 
 
 class SearchSpec(Strict):
-    """What the search varies. `space` narrows or replaces ranges of data/flags/vllm.yaml by flag name."""
+    """What the search varies. `space` narrows or replaces ranges of data/flags/vllm.yaml by flag name. Flags are named
+    as vLLM does, with dashes or underscores."""
 
     target_users: PositiveInt = 100
     space: dict[str, list[FlagValue]] = {}
     forbidden: list[str] = Field([], description="flags that no launch may set")
     objective: Literal["throughput", "goodput"] = Field(
         "throughput", description="the first objective: output tokens/s, or requests/s that meet every SLO on latency")
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _space(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        space: dict[str, Any] = {}
+        for written, values in value.items():
+            if not isinstance(values, list):
+                raise InputError("bad-space", f"search.space: '{written}' wants the list of the values to try, such as "
+                                 f"[1, 2, 4], not {SHORT.repr(values)}")
+            if not values:
+                raise InputError("bad-space", f"search.space: '{written}' has an empty range: list the values to try")
+            read = [next(iter(read_flags({written: one}, "search.space").items())) for one in values]
+            name = read[0][0]
+            if len({(type(one), one) for _, one in read}) < len(read):
+                raise InputError("bad-space", f"search.space: '{name}' lists a value twice")
+            if name in space:
+                raise InputError("flag-twice", f"search.space: '{name}' is given twice: keep one")
+            if None in (found := [one for _, one in read]):
+                raise InputError("bad-space", f"search.space: '{name}': null cannot be tried: name its values")
+            space[name] = found
+        return space
+
+    @field_validator("forbidden")
+    @classmethod
+    def _names(cls, value: list[str]) -> list[str]:
+        return [load_catalogue().name(written, "search.forbidden") for written in value]
 
 
 class LadderSpec(Strict):
@@ -160,17 +190,24 @@ class Cluster(Strict):
     model: str
     personas: str = Field("spoc", description="a name in data/personas/ or the path of a YAML file")
     corpus: str | None = Field(None, description="folder that stands for the monorepo; default: Python's library")
-    flags: dict[str, FlagValue] = Field({}, description="vLLM flags held fixed in every launch, snake_case")
+    flags: dict[str, FlagValue] = Field({}, description="vLLM flags held fixed in every launch")
     search: SearchSpec = SearchSpec()
     ladder: LadderSpec
     slos: Annotated[list[Slo], Field(min_length=1)]
     telemetry: TelemetryEndpoints = TelemetryEndpoints()
 
-    @field_validator("flags")
+    @field_validator("flags", mode="before")
     @classmethod
-    def _no_secret(cls, value: dict[str, FlagValue]) -> dict[str, FlagValue]:
-        without_secret_flag(name for name, given in value.items() if isinstance(given, str))
-        return value
+    def _read(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: given for name, given in read_flags(value).items() if given is not None}
+
+    def context_limit(self, flags: Mapping[str, Any] | None = None) -> int:
+        """Longest context of a request in tokens, `flags` set over the cluster's own: max_model_len, else (also where
+        that is `auto`) the model's own."""
+        limit = {**self.flags, **(flags or {})}.get("max_model_len")
+        return limit if isinstance(limit, int) and limit > 0 else load_model(self.model).max_model_len
 
     @property
     def model_name(self) -> str:

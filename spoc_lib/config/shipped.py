@@ -8,10 +8,32 @@ from pathlib import Path
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.yamlfile import SHORT
 
+PACKAGE = Path(__file__).resolve().parent.parent
+#: None where the package is installed for itself.
+CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "data" / "clusters").is_dir() else None
+
+
+def shipped_dir(name: str) -> Path:
+    """`data` or `notebooks` as they ship: the checkout's, or the installed package's own (links in the checkout, so
+    that a wheel takes them along)."""
+    return CHECKOUT / name if CHECKOUT else PACKAGE / f"_{name}"
+
 
 def data_dir() -> Path:
     """The project's `data/` folder; `SPOC_DATA` overrides it."""
-    return Path(os.environ.get("SPOC_DATA") or Path(__file__).resolve().parent.parent.parent / "data")
+    return Path(os.environ.get("SPOC_DATA") or shipped_dir("data"))
+
+
+def data_file(*parts: str) -> Path:
+    """One file of `data_dir`, the shipped one where `SPOC_DATA` has none."""
+    own = data_dir().joinpath(*parts)
+    return own if own.is_file() else shipped_dir("data").joinpath(*parts)
+
+
+def project_dir() -> Path:
+    """The folder above `data/`, where `outputs/` lie; for a package that is installed for itself the current one."""
+    own = os.environ.get("SPOC_DATA")
+    return Path(own).absolute().parent if own else CHECKOUT or Path.cwd()
 
 
 def names(folder: str) -> list[str]:

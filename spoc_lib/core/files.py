@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tempfile
@@ -66,7 +67,11 @@ def plain(value: Any) -> Any:
 
 def to_json(value: Any) -> str:
     """Readable JSON of any result of the workbench (see `plain`)."""
-    return orjson.dumps(plain(value), option=orjson.OPT_INDENT_2).decode()
+    whole = plain(value)
+    try:
+        return orjson.dumps(whole, option=orjson.OPT_INDENT_2).decode()
+    except orjson.JSONEncodeError:  # text that is no UTF-8, such as a file's name
+        return json.dumps(whole, indent=2, ensure_ascii=False).encode(errors="replace").decode()
 
 
 def write_json(path: str | Path, value: Any) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spoc_lib.config import Cluster, GpuSpec, ModelSpec, load_gpu, load_model
+from spoc_lib.config import Cluster, GpuSpec, ModelSpec, load_gpu, load_model, read_flags
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import StepTime
 from spoc_lib.engine.flags import EngineFlags, parse_flags
@@ -34,10 +34,10 @@ class EmbeddedEngine:
         Any kind of cluster has a twin: a real server's is the prediction to hold beside it. InputError for unknown
         or contradictory flags, or a model that does not fit.
         """
-        named = {**cluster.flags, **{name.lstrip("-").replace("-", "_"): value
-                                     for name, value in (overrides or {}).items()}}
-        named.setdefault("tensor_parallel_size", cluster.hardware.count)
-        flags = parse_flags(named, f"flags of {cluster.name}")
+        where = f"flags of {cluster.name}"
+        named = {"tensor_parallel_size": cluster.hardware.count, **read_flags(cluster.flags, where),
+                 **read_flags(overrides or {}, where)}
+        flags = parse_flags(named, where)
         return cls.build(flags, load_model(cluster.model), load_gpu(cluster.hardware.gpu), cluster.hardware.count)
 
     @classmethod

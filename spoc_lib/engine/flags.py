@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from spoc_lib.config import read_flags
+from spoc_lib.config.flags import unknown_flags
 from spoc_lib.core import yamlfile
+from spoc_lib.core.errors import InputError
 from spoc_lib.core.yamlfile import Strict
 
 Count = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+#: Stored bits of a key or value by `kv_cache_dtype`; None: the model's own.
+KV_BITS = {"auto": None, "bfloat16": 16, "float16": 16, "fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 
 
 class EngineFlags(Strict):
@@ -47,6 +53,14 @@ class EngineFlags(Strict):
             raise ValueError("the embedded engine serves first come, first served (fcfs) only: leave the flag out")
         return policy
 
+    @field_validator("kv_cache_dtype")
+    @classmethod
+    def _stored(cls, dtype: str) -> str:
+        if dtype not in KV_BITS:
+            raise ValueError(f"the embedded engine stores keys and values as {', '.join(KV_BITS)} only: use one of "
+                             "them, or a real engine")
+        return dtype
+
     @model_validator(mode="after")
     def _consistent(self) -> EngineFlags:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -65,6 +79,18 @@ class EngineFlags(Strict):
         return self.max_num_active_seqs or self.max_num_seqs
 
 
-def parse_flags(values: dict[str, Any], where: str = "flags") -> EngineFlags:
-    """`EngineFlags` from names with underscores or dashes; InputError naming an unknown or invalid flag."""
-    return yamlfile.parse(EngineFlags, {k.lstrip("-").replace("-", "_"): v for k, v in values.items()}, where)
+def parse_flags(values: Mapping[str, Any], where: str = "flags") -> EngineFlags:
+    """`EngineFlags` from flags in any spelling (`config.read_flags`); InputError naming one that is unknown, faulty or
+    not modelled."""
+    flags = read_flags(values, where)
+    refuse_unmodelled(flags, where)
+    return yamlfile.parse(EngineFlags, {name: value for name, value in flags.items() if value is not None}, where)
+
+
+def refuse_unmodelled(names: Iterable[str], where: str) -> None:
+    """InputError for the first of `names` that the embedded engine does not model."""
+    for name in names:
+        if name not in EngineFlags.model_fields:
+            unknown = unknown_flags([name])
+            raise InputError("unknown-flag", f"{where}: " + (unknown[0] if unknown else
+                             f"the embedded engine does not model '{name}': set it on a real engine, or remove it"))

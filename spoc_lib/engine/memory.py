@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine.flags import EngineFlags
+from spoc_lib.engine.flags import KV_BITS, EngineFlags
 
 GIB = 2**30
 #: CUDA context, NCCL buffers, CUDA graphs and allocator slack of one GPU. An assumption: real servers log
@@ -42,7 +42,7 @@ def kv_windows(model: ModelSpec) -> list[int]:
 
 def kv_bits(flags: EngineFlags, model: ModelSpec) -> float:
     """Stored bits of a key or value under `kv_cache_dtype`."""
-    return 8 if flags.kv_cache_dtype.startswith("fp8") else model.kv_bits
+    return KV_BITS[flags.kv_cache_dtype] or model.kv_bits
 
 
 def block_bytes(flags: EngineFlags, model: ModelSpec, gpu_count: int) -> int:

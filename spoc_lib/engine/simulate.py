@@ -6,29 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from spoc_lib.config import load_cluster
-from spoc_lib.core.errors import InputError
 from spoc_lib.core.stats import percentiles
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.steptime import passport
 from spoc_lib.engine.virtual import VirtualRun, play
 from spoc_lib.workload import build_script
-
-
-def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """`name=value` pairs as a dictionary, values read as YAML scalars. InputError for anything else."""
-    values: dict[str, Any] = {}
-    for assignment in assignments:
-        name, separator, text = assignment.partition("=")
-        if not separator or not name.strip():
-            raise InputError("bad-assignment", f"'{assignment}' is not of the form name=value")
-        value = yaml.safe_load(text)
-        if isinstance(value, (dict, list)):
-            raise InputError("bad-assignment", f"'{assignment}': the value must be a number, a word, true or false")
-        values[name.strip()] = value
-    return values
 
 
 def simulate(cluster_name: str, *, users: int, duration_s: float, warmup_s: float = 60.0, personas: str | None = None,

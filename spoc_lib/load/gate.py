@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from spoc_lib.core.caches import cache_dir
+
 #: A rung over this share of the client's ceiling is the client's result, not the server's.
 CEILING_SHARE = 0.5
 #: Stamps later than this share of the measured gap spoil it.
@@ -61,9 +63,8 @@ def host_key() -> str:
 
 
 def stored_path() -> Path:
-    """Where the last self-check of this host lies: `SPOC_CACHE` or the user's cache folder."""
-    base = os.environ.get("SPOC_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spoc"
-    return Path(base) / "selfcheck.json"
+    """Where the last self-check of this host lies."""
+    return cache_dir() / "selfcheck.json"
 
 
 def stored() -> SelfCheck | None:

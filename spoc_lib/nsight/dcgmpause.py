@@ -64,7 +64,8 @@ def _dcgmi(option: str) -> str | None:
     if program is None:
         return "dcgmi is not on this machine"
     try:
-        done = subprocess.run([program, "profile", option], capture_output=True, text=True, timeout=_TIMEOUT_S,
+        done = subprocess.run([program, "profile", option], capture_output=True,
+                              encoding="utf-8", errors="replace", timeout=_TIMEOUT_S,
                               check=False)
     except subprocess.TimeoutExpired:
         return f"dcgmi did not answer within {_TIMEOUT_S} s"

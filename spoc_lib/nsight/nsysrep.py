@@ -32,7 +32,8 @@ def run_tool(command: list[str], what: str, timeout_s: float = 1800, environment
     """Run one of nsys' programs to its end, in `environment` (default: ours); InputError with its last words where it
     fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment)
+        done = subprocess.run(command, capture_output=True,
+                              encoding="utf-8", errors="replace", timeout=timeout_s, check=False, env=environment)
     except subprocess.TimeoutExpired as error:
         raise InputError("nsys-failed", f"{what} did not end within {timeout_s:g} s") from error
     if done.returncode:

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 from spoc_lib.config import Cluster
+from spoc_lib.core import yamlfile
 from spoc_lib.core.files import write_text
 from spoc_lib.core.stats import percentile
 from spoc_lib.nsight import nvtx
@@ -28,7 +27,7 @@ _TIMEOUT_S = 120
 def in_session(cluster: Cluster, name: str, folder: Path) -> Cluster:
     """The embedded `cluster` as a process that nsys launched into session `name`; its file lands in `folder`."""
     path = write_text(folder / "cluster.yaml",
-                      yaml.safe_dump(cluster.model_dump(mode="json", exclude_none=True), sort_keys=False))
+                      yamlfile.dump(cluster.model_dump(mode="json", exclude_none=True)))
     command = [str(find_nsys()), "launch", f"--session-new={name}", "--trace=nvtx", "--wait=primary", sys.executable,
                "-m", "spoc_lib", "engine", "serve", "--cluster", str(path.absolute()), "--dev"]
     engine = cluster.engine.model_copy(update={"kind": "process", "command": command})

@@ -13,18 +13,19 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from spoc_lib import config
+from spoc_lib.config.shipped import CHECKOUT, shipped_dir
 from spoc_lib.core.errors import GateError, InputError, SpocError
 from spoc_lib.core.files import read_json, write_text
 from spoc_lib.core.limits import need_file_handles
 from spoc_lib.pipeline import record
 from spoc_lib.pipeline.parameters import P04, STAGES, Common, check
 from spoc_lib.pipeline.resume import why_again
-from spoc_lib.pipeline.runs import Run
+from spoc_lib.pipeline.runs import Run, outputs_dir
 from spoc_lib.report import html, index
 
 Say = Callable[[str], None]
@@ -34,7 +35,7 @@ HANDLES = 256
 
 def notebooks_dir() -> Path:
     """The project's `notebooks/` folder."""
-    return Path(__file__).resolve().parent.parent.parent / "notebooks"
+    return shipped_dir("notebooks")
 
 
 def choose_stages(only: str = "", start: str = "") -> list[str]:
@@ -114,11 +115,11 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
     run.set_stage(number, state="running", started_wall_s=time.time())  # its parameters are set when it has begun
     began = time.monotonic()
     reason = ""
-    with _watch(run, number, say), tempfile.TemporaryDirectory(prefix="spoc-") as private:
+    with _watch(run, number, say), _kernel_environment(), _socket_folder() as private:
         try:
             papermill.execute_notebook(
-                str(notebooks_dir() / f"{stage.notebook}.ipynb"),
-                str(output),
+                _literal(notebooks_dir() / f"{stage.notebook}.ipynb"),
+                _literal(output),
                 progress_bar=False,
                 parameters={**parameters, "run_dir": str(run.folder)},
                 kernel_name="python3",
@@ -152,6 +153,36 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
     say(f"{number} {stage.title}: {seconds:.0f} s -> {_render(run, number)}")
     for finding in run.stage_state(number).get("findings", [])[:3]:
         say(f"   {finding}")
+
+
+def _literal(path: Path) -> str:
+    """A path for papermill, which fills in what stands in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+def _socket_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder of this stage's own whose name leaves room for a socket's: 107 bytes at most, all in all."""
+    roomy = len(os.fsencode(tempfile.gettempdir())) < 60
+    return tempfile.TemporaryDirectory(prefix="spoc-", dir=None if roomy else "/tmp")
+
+
+@contextlib.contextmanager
+def _kernel_environment() -> Iterator[None]:
+    """A kernel runs in the notebooks' folder: what this process finds by paths from its own folder is found there too,
+    and the workbench itself where it runs from a checkout."""
+    whole = {name: os.path.abspath(value) for name in ("SPOC_DATA", "SPOC_CACHE") if (value := os.environ.get(name))}
+    paths = [str(CHECKOUT)] if CHECKOUT else []
+    paths += [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    whole |= {"SPOC_OUTPUTS": str(outputs_dir()), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    before = {name: os.environ.get(name) for name in whole}
+    os.environ.update(whole)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _end_kernels() -> None:
@@ -286,4 +317,4 @@ def _found(cluster: config.Cluster, run_id: str, stages: list[str], resume: bool
 
 def absolute(name_or_path: str) -> str:
     """A cluster or profile for notebooks, which run in their own folder: a relative path is made absolute."""
-    return os.path.abspath(name_or_path) if name_or_path.endswith((".yaml", ".yml")) else name_or_path
+    return os.path.abspath(os.path.expanduser(name_or_path)) if config.is_path(name_or_path) else name_or_path

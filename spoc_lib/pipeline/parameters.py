@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from spoc_lib.config.access import without_secret_flag
+from spoc_lib.config.flags import read_flags
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.yamlfile import SHORT, Strict
@@ -38,8 +39,9 @@ def _text(value: Any) -> Any:
     return value
 
 
-def _without_secret(value: str) -> str:
+def _flag_words(value: str) -> str:
     without_secret_flag(value.replace(",", " ").split())
+    read_flags(value)
     return value
 
 
@@ -73,7 +75,7 @@ def _number(value: Any) -> Any:
 
 Text = Annotated[str, BeforeValidator(_text)]
 Words = Annotated[str, BeforeValidator(_words)]
-FlagWords = Annotated[str, BeforeValidator(_words), AfterValidator(_without_secret)]
+FlagWords = Annotated[str, BeforeValidator(_words), AfterValidator(_flag_words)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_COUNT)]
 Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_SEED)]
@@ -227,5 +229,8 @@ def absolute_settings(settings: list[str], stages: list[str]) -> list[str]:
 
 def _user_path(name: str, value: str) -> str:
     """Notebooks run in their own folder, so a path given on the command line is made absolute."""
+    recording = value.removeprefix("traces:")
+    if recording != value and os.path.exists(os.path.expanduser(recording)):  # else a set on a hub
+        return f"traces:{os.path.abspath(os.path.expanduser(recording))}"
     is_path = name in ("monorepo", "trace") or value.endswith((".yaml", ".yml"))
     return os.path.abspath(os.path.expanduser(value)) if is_path and value else value

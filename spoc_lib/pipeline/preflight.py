@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spoc_lib.config import Cluster, load_cluster, load_model
+from spoc_lib.config import Cluster, load_cluster
 from spoc_lib.config.cluster import metrics_page
+from spoc_lib.config.flags import unknown_flags
 from spoc_lib.core.errors import SpocError
 
 
@@ -107,6 +108,8 @@ def _flags(cluster: Cluster) -> Iterator[Finding]:
         yield Finding("flags", False, "stops", error.message)
         return
     yield _ok("flags", f"{len(space.fixed)} fixed, {len(space.searched)} searched: {', '.join(space.searched)}")
+    for sentence in unknown_flags([*space.fixed, *space.searched]):
+        yield Finding("flags", False, "costs", f"{sentence}; it is passed on as it stands, unread")
 
 
 def _workload(cluster: Cluster) -> Iterator[Finding]:
@@ -120,11 +123,10 @@ def _workload(cluster: Cluster) -> Iterator[Finding]:
     except SpocError as error:
         yield Finding("workload", False, "stops", error.message)
         return
-    limit = load_model(cluster.model).max_model_len
     yield _ok(
         "workload",
         f"personas {personas.name}; {corpus['files']} files of {corpus['source']}, tokenizer "
-        f"{corpus['tokenizer']}; contexts end at {cluster.flags.get('max_model_len', limit)} tokens",
+        f"{corpus['tokenizer']}; contexts end at {cluster.context_limit()} tokens",
     )
 
 

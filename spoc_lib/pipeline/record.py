@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 from spoc_lib import config
-from spoc_lib.core import stamp
+from spoc_lib.core import stamp, yamlfile
 from spoc_lib.core.files import read_json, write_json, write_text
 from spoc_lib.pipeline.parameters import Common
 from spoc_lib.pipeline.runs import Run
@@ -67,7 +65,7 @@ def keep_inputs(folder: Path, cluster: config.Cluster, parameters: Mapping[str, 
     kept |= {what: f"{INPUTS}/{what}-{digests.sha256(source)[:12]}/{source.name}" for what, source in own.items()}
     for what, source in {**sources, **own}.items():
         if not (folder / kept[what]).exists():
-            text = source.read_text(encoding="utf-8")
+            text = yamlfile.text_of(source)
             write_text(folder / kept[what], _kept_cluster(text, source, cluster, kept) if what == "cluster" else text)
     return kept
 
@@ -75,7 +73,8 @@ def keep_inputs(folder: Path, cluster: config.Cluster, parameters: Mapping[str, 
 def _kept_cluster(text: str, source: Path, played: config.Cluster, kept: Mapping[str, str]) -> str:
     """A cluster file's text as it is, unless `engine.environment` sets a variable that sounds like a secret, or the
     file names others by their paths: then with the copies' names, and whole paths for what is not copied."""
-    told, named = yaml.safe_load(text), config.load_cluster(str(source))
+    told: Any = yamlfile.read(source)
+    named = config.load_cluster(str(source))
     environment: dict[str, str] = told["engine"].get("environment") or {}
     hidden = [name for name in environment if SECRET.search(str(name))]
     paths = {"model": named.model, "gpu": named.hardware.gpu, "personas": named.personas}
@@ -87,7 +86,7 @@ def _kept_cluster(text: str, source: Path, played: config.Cluster, kept: Mapping
     whole |= {what: kept[what].removeprefix(f"{INPUTS}/") for what in whole if what in kept}
     environment.update(dict.fromkeys(hidden, WITHHELD))
     told["hardware"] |= {"gpu": whole.pop("gpu", named.hardware.gpu)}
-    return yaml.safe_dump(told | whole | {"corpus": named.corpus}, sort_keys=False, allow_unicode=True)
+    return yamlfile.dump(told | whole | {"corpus": named.corpus})
 
 
 def stamp_of(stage: Told) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from spoc_lib.config.shipped import project_dir
 from spoc_lib.core.clock import Anchor
 from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.core.files import read_record, write_json
@@ -24,8 +25,9 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def outputs_dir() -> Path:
-    """`outputs/` of the project; `SPOC_OUTPUTS` overrides it."""
-    return Path(os.environ.get("SPOC_OUTPUTS") or Path(__file__).resolve().parent.parent.parent / "outputs")
+    """`outputs/` of the project, or below the current folder; `SPOC_OUTPUTS` overrides it."""
+    own = os.environ.get("SPOC_OUTPUTS")
+    return Path(os.path.abspath(os.path.expanduser(own))) if own else project_dir() / "outputs"
 
 
 @dataclass(frozen=True, slots=True)

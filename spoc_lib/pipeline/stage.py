@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spoc_lib import config
+from spoc_lib.config.flags import read_flags, unknown_flags
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json, write_json
@@ -80,14 +81,13 @@ class Stage:
         """`salt -> ConversationScript`: a fresh salt gives the same sizes with a cold cache."""
         from spoc_lib.workload import build_script
 
-        limit = self.cluster.flags.get("max_model_len") or config.load_model(self.cluster.model).max_model_len
         return lambda salt: build_script(
             self.personas,
             self.seed,
             salt=salt,
             gap_cap_s=self.gap_cap_s,
             start=self.profile.start,
-            context_limit=int(limit),
+            context_limit=self.cluster.context_limit(),
         )
 
     def result_of(self, number: str) -> dict[str, Any] | None:
@@ -100,7 +100,7 @@ class Stage:
         """The flags to serve with: the `flags` parameter (name=value …), else the search's best, else defaults."""
         given = getattr(self.parameters, "flags", "")
         if given:
-            return parse_flag_text(given)
+            return read_flags(given)
         found = self.result_of("02")
         return dict(found["best_flags"]) if found else {}
 
@@ -119,7 +119,9 @@ class Stage:
         else:
             origin = "best of the NSGA-II search of this run" if self.result_of("02") else \
                 "vLLM's defaults (no search in this run)"
-        return f"Flags: {shlex.join(flag_arguments(self.flags())) or 'none beyond the fixed ones'} ({origin})."
+        unread = " ".join(f"Passed on unread: {sentence}." for sentence in unknown_flags(self.flags()))
+        flags = shlex.join(flag_arguments(self.flags())) or "none beyond the fixed ones"
+        return f"Flags: {flags} ({origin}). {unread}".rstrip()
 
     def progress(self, text: str, fraction: float | None = None) -> None:
         """Tell whoever watches the run; at most five times a second, and never into the notebook."""
@@ -159,29 +161,6 @@ class Stage:
         }
         cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items())
         return f'<table class="spoc-facts">{cells}</table>'
-
-
-def parse_flag_text(text: str) -> dict[str, Any]:
-    """`max_num_seqs=64 enable_prefix_caching=false` as a dictionary with typed values; InputError for what is none."""
-    import yaml
-
-    try:
-        parts = shlex.split(text.replace(",", " "))
-    except ValueError as error:
-        raise InputError("bad-flags", f"flags: {str(error).lower()}: write name=value, quotes in pairs") from error
-    flags: dict[str, Any] = {}
-    for part in parts:
-        name, separator, written = part.lstrip("-").partition("=")
-        if not separator:
-            raise InputError("bad-flags", f"flags: '{part}' must be written name=value")
-        try:
-            value = yaml.safe_load(written)
-        except (yaml.YAMLError, ValueError):
-            value = written  # YAML has no such word: text, then
-        if not isinstance(value, (bool, int, float, str)):
-            raise InputError("bad-flags", f"flags: '{part}': the value must be true, false, a number or a word")
-        flags[name.replace("-", "_")] = value
-    return flags
 
 
 def begin(number: str, namespace: dict[str, Any]) -> Stage:

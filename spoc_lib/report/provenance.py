@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spoc_lib.config import Cluster, Profile, load_gpu, load_model
+from spoc_lib.config.shipped import CHECKOUT
 from spoc_lib.core.files import plain, read_json
 from spoc_lib.core.version import VERSION
 
@@ -152,8 +153,10 @@ def client_hardware() -> dict[str, Any]:
 
 
 @cache
-def git_state(root: Path = Path(__file__).resolve().parent.parent.parent) -> str:
+def git_state(root: Path | None = CHECKOUT) -> str:
     """Commit of the checkout at `root`, with `+changes` when the tree differs from it; 'no git' outside of one."""
+    if root is None:
+        return "no git"
     try:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
         return commit + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
@@ -164,5 +167,6 @@ def git_state(root: Path = Path(__file__).resolve().parent.parent.parent) -> str
 def _git(root: Path, *words: str) -> str:
     # Without its optional locks git writes nothing, so a run that is killed here leaves no index.lock behind.
     return subprocess.run(
-        ["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
+        ["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True,
+        encoding="utf-8", errors="replace", check=True, timeout=10
     ).stdout.strip()

@@ -43,7 +43,8 @@ def ask(cluster: Cluster) -> str | None:
     for question in QUESTIONS:
         command = help_command(cluster, question)
         try:
-            done = subprocess.run(command.arguments, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+            done = subprocess.run(command.arguments, capture_output=True,
+                                  encoding="utf-8", errors="replace", timeout=TIMEOUT_S, check=False,
                                   env={**os.environ, **command.environment}, cwd=command.directory)
         except (OSError, subprocess.TimeoutExpired):
             return None

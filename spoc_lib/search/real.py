@@ -115,7 +115,8 @@ def engine_version(cluster: Cluster) -> str:
     asked = ([program, "-c", "import importlib.metadata as m; print(m.version('vllm'))"]
              if Path(program).name.startswith("python") else [program, "--version"])
     try:
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False)
+        answer = subprocess.run(asked, capture_output=True,
+                                encoding="utf-8", errors="replace", timeout=VERSION_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return f"unknown version of {program}"
     return f"vllm {answer.stdout.strip().splitlines()[-1]}" if answer.stdout.strip() else f"unknown {program}"

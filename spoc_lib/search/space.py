@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 from optuna.distributions import CategoricalDistribution
 
-from spoc_lib.config import Cluster, FlagValue, load_gpu, load_model
+from spoc_lib.config import Cluster, FlagValue, load_gpu, rules
+from spoc_lib.config.flags import Catalogue, load_catalogue
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine.flags import EngineFlags
-from spoc_lib.search import pareto, rules
-from spoc_lib.search.catalogue import Catalogue, flag_name, load_catalogue
+from spoc_lib.engine.flags import EngineFlags, refuse_unmodelled
+from spoc_lib.search import pareto
 
 Flags = dict[str, FlagValue]
 
@@ -71,7 +71,7 @@ class FlagSpace:
     def launch_flags(self, flags: Mapping[str, FlagValue]) -> Flags:
         """What a launch passes: the fixed flags, and those that differ from the engine's defaults, so that a
         launch of the defaults is what an operator gets who sets nothing."""
-        changed = {k: v for k, v in flags.items() if self.explicit or v != self.defaults[k]}
+        changed = {k: v for k, v in flags.items() if self.explicit or v != self.context.get(k)}
         return {**self.fixed, **changed}
 
     def twin_flags(self, flags: Mapping[str, FlagValue]) -> Flags:
@@ -95,7 +95,7 @@ class FlagSpace:
         """One row a searched flag: values, default, what it does."""
         return [
             {"flag": name, "values": list(values), "default": self.defaults[name],
-             "about": self.catalogue.flags[name].about}
+             "about": spec.about if (spec := self.catalogue.spec(name)) else ""}
             for name, values in self.searched.items()
         ]
 
@@ -118,13 +118,11 @@ def digest(value: Any) -> str:
 def build_space(cluster: Cluster, catalogue: Catalogue | None = None) -> FlagSpace:
     """The space of `cluster`: `search.space` names exactly what varies; without it, what the catalogue marks.
 
-    InputError names the field: an unknown flag, an empty list, a value of the wrong type, a flag both fixed and
-    searched, a forbidden one that is either, a flag that the embedded engine does not model, or fixed flags that
-    exclude the defaults.
+    InputError names the field: a flag both fixed and searched, a forbidden one that is either, a flag that the embedded
+    engine does not model, or fixed flags that exclude the defaults.
     """
     catalogue = catalogue or load_catalogue()
-    gpu, model = load_gpu(cluster.hardware.gpu), load_model(cluster.model)
-    fixed = {flag_name(name): value for name, value in cluster.flags.items()}
+    gpu, fixed = load_gpu(cluster.hardware.gpu), dict(cluster.flags)
     named = _named_space(cluster, catalogue, fixed)
     searched: dict[str, tuple[FlagValue, ...]] = {}
     defaults: Flags = {}
@@ -136,7 +134,7 @@ def build_space(cluster: Cluster, catalogue: Catalogue | None = None) -> FlagSpa
         searched[name] = _with_default(values, default)
     context: dict[str, Any] = {name: catalogue.default(name, gpu) for name in catalogue.flags}
     context["users"] = cluster.search.target_users
-    context["context_limit"] = fixed.get("max_model_len", model.max_model_len)
+    context["context_limit"] = cluster.context_limit()
     space = FlagSpace(searched, fixed, defaults, context, cluster.simulated, catalogue,
                       pareto.objectives(cluster.search.objective))
     if reason := space.invalid(defaults):
@@ -146,53 +144,31 @@ def build_space(cluster: Cluster, catalogue: Catalogue | None = None) -> FlagSpa
 
 def _named_space(cluster: Cluster, catalogue: Catalogue, fixed: Flags) -> dict[str, list[FlagValue]]:
     where = f"cluster '{cluster.name}': search.space"
-    forbidden = _forbidden(cluster, catalogue, fixed)
-    if not cluster.search.space:
-        named = {name: spec.points() for name, spec in catalogue.flags.items()
-                 if spec.searched and name not in fixed and name not in forbidden}
-    else:
-        named = {}
-        for written, values in cluster.search.space.items():
-            name = flag_name(written)
-            spec = catalogue.spec(name, where)
-            if name in fixed:
-                raise InputError("bad-space", f"{where}: '{name}' is held fixed under flags: remove one of the two")
-            if not values:
-                raise InputError("bad-space", f"{where}: '{name}' has an empty range: list the values to try")
-            named[name] = [spec.check(name, value, where) for value in values]
-            if len(set(named[name])) < len(values):
-                raise InputError("bad-space", f"{where}: '{name}' lists a value twice")
+    _check_forbidden(cluster, fixed)
+    named = dict(cluster.search.space) or {
+        name: spec.points() for name, spec in catalogue.flags.items()
+        if spec.searched and name not in fixed and name not in cluster.search.forbidden}
+    for name in named:
+        if name in fixed:
+            raise InputError("bad-space", f"{where}: '{name}' is held fixed under flags: remove one of the two")
     if not named:
         raise InputError("bad-space", f"{where}: every searchable flag is held fixed under flags or forbidden: "
                          "nothing to search")
-    _check_fixed(cluster, catalogue, fixed, named)
+    if cluster.simulated:
+        refuse_unmodelled(named, where)
+        refuse_unmodelled(fixed, f"cluster '{cluster.name}': flags")
     return named
 
 
-def _forbidden(cluster: Cluster, catalogue: Catalogue, fixed: Flags) -> set[str]:
-    """The flags that no launch may set; InputError when one of them is fixed or searched all the same."""
-    where = f"cluster '{cluster.name}': search.forbidden"
-    searched = {flag_name(written) for written in cluster.search.space}
-    forbidden = {flag_name(written) for written in cluster.search.forbidden}
-    for name in sorted(forbidden):
-        catalogue.spec(name, where)
-        for names, place in ((fixed, "held fixed under flags"), (searched, "searched under search.space")):
-            if name in names:
-                raise InputError("forbidden-flag", f"{where}: '{name}' is forbidden and yet {place}: remove one of "
-                                 "the two")
-    return forbidden
-
-
-def _check_fixed(cluster: Cluster, catalogue: Catalogue, fixed: Flags, named: Mapping[str, Any]) -> None:
-    """Fixed flags that the catalogue knows must fit their type; the embedded engine knows only its own."""
-    for name, value in fixed.items():
-        if name in catalogue.flags:
-            catalogue.flags[name].check(name, value, f"cluster '{cluster.name}': flags")
+def _check_forbidden(cluster: Cluster, fixed: Flags) -> None:
+    """InputError when a flag that no launch may set is fixed or searched all the same."""
     if cluster.simulated:
-        for name in named:
-            if name not in EngineFlags.model_fields:
-                raise InputError("unknown-flag", f"cluster '{cluster.name}': search.space: the embedded engine does "
-                                 f"not model '{name}': search it on a real engine, or remove it")
+        refuse_unmodelled(cluster.search.forbidden, f"cluster '{cluster.name}': search.forbidden")
+    for name in sorted(cluster.search.forbidden):
+        for names, place in ((fixed, "held fixed under flags"), (cluster.search.space, "searched under search.space")):
+            if name in names:
+                raise InputError("forbidden-flag", f"cluster '{cluster.name}': search.forbidden: '{name}' is forbidden "
+                                 f"and yet {place}: remove one of the two")
 
 
 def _with_default(values: list[FlagValue], default: FlagValue) -> tuple[FlagValue, ...]:

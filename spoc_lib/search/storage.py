@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from sqlite3 import SQLITE_FULL
 from typing import Any
+from urllib.parse import quote, unquote
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -31,10 +32,23 @@ def storage_from_environment() -> str | None:
     return os.environ.get("SPOC_STORAGE") or None
 
 
+def file_url(path: Path) -> str:
+    """The URL of an SQLite file, whatever its folders are called: `?` begins a URL's query, Optuna fills in braces, and
+    a URI of SQLite's own writes both otherwise."""
+    uri = f"file:{quote(str(path.resolve()))}"
+    decoded = make_url("sqlite:///%41").database == "A"  # by SQLAlchemy since 2.1, before SQLite does it
+    return f"sqlite:///{quote(uri) if decoded else uri}?uri=true"
+
+
 def open_storage(url: str, *, heartbeat: bool = False) -> RDBStorage:
     """Optuna's storage at `url`; InputError (without the password) when it cannot be reached."""
-    with full_disk_told(url.removeprefix("sqlite:///")):
+    with full_disk_told(_file_of(url)):
         return _opened(url, heartbeat)
+
+
+def _file_of(url: str) -> str:
+    """The path of an SQLite file; of any other database its URL."""
+    return unquote(str(make_url(url).database).removeprefix("file:")) if url.startswith("sqlite:") else url
 
 
 def _opened(url: str, heartbeat: bool) -> RDBStorage:
@@ -52,9 +66,8 @@ def _opened(url: str, heartbeat: bool) -> RDBStorage:
             code = sqlite.code_of(error)
             if code == SQLITE_FULL:
                 raise
-            shown = make_url(url).render_as_string(hide_password=True)
-            fix = f": remove {make_url(url).database}, and its trials are measured again" \
-                if code in sqlite.BROKEN else ""
+            shown = _file_of(url) if url.startswith("sqlite:") else make_url(url).render_as_string(hide_password=True)
+            fix = f": remove {_file_of(url)}, and its trials are measured again" if code in sqlite.BROKEN else ""
             raise InputError("bad-storage", f"the study's database {shown} cannot be used ({type(error).__name__}){fix}"
                              ) from error
     raise AssertionError("unreachable")

@@ -25,7 +25,7 @@ from spoc_lib.search.evaluate import Evaluator, TrialFailure
 from spoc_lib.search.pareto import DIRECTIONS
 from spoc_lib.search.sampler import RECORD, SlotSampler, interrupted
 from spoc_lib.search.space import Flags, FlagSpace, digest, flags_key
-from spoc_lib.search.storage import answering, open_storage
+from spoc_lib.search.storage import answering, file_url, open_storage
 
 Progress = Callable[[str], None]
 Avoid = Callable[["SearchStudy", Flags], str | None]
@@ -168,7 +168,7 @@ class SearchStudy:
         return study
 
     def _open_storage(self) -> RDBStorage:
-        return open_storage(self.storage or f"sqlite:///{(self.folder / 'study.db').resolve()}",
+        return open_storage(self.storage or file_url(self.folder / "study.db"),
                             heartbeat=self.distributed)
 
     def _check_same(self, storage: RDBStorage) -> None:

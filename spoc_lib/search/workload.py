@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spoc_lib.config import Cluster, Profile, load_model
+from spoc_lib.config import Cluster, Profile
 from spoc_lib.sweep.drivers import ScriptFactory
 
 
@@ -11,6 +11,5 @@ def script_factory(cluster: Cluster, profile: Profile, seed: int) -> ScriptFacto
     from spoc_lib.workload import build_script, load_personas
 
     personas = load_personas(cluster.personas)
-    limit = int(cluster.flags.get("max_model_len") or load_model(cluster.model).max_model_len)
     return lambda salt: build_script(personas, seed, salt=salt, gap_cap_s=profile.gap_cap_s, start=profile.start,
-                                     context_limit=limit)
+                                     context_limit=cluster.context_limit())

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
-from spoc_lib.config import Cluster, data_dir, load_model
+from spoc_lib.config import Cluster, load_model, read_flags
+from spoc_lib.config.flags import load_catalogue
+from spoc_lib.config.shipped import project_dir
+from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_text
 
@@ -56,14 +57,18 @@ def flag_arguments(flags: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             arguments.append(f"--{dashed}" if value else f"--no-{dashed}")
         elif value is not None:
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-            arguments += [f"--{dashed}={text}"] if text.startswith("-") else [f"--{dashed}", text]
+            text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+            spec = load_catalogue().spec(name)
+            if spec is not None and spec.type == "list":
+                arguments += [f"--{dashed}", *text.split()]
+            else:
+                arguments += [f"--{dashed}={text}"] if text.startswith("-") else [f"--{dashed}", text]
     return arguments
 
 
 def merged_flags(cluster: Cluster, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The cluster's fixed flags, then `flags`; names with underscores."""
-    return {name.lstrip("-").replace("-", "_"): value for name, value in {**cluster.flags, **flags}.items()}
+    """The cluster's fixed flags, then `flags`, as `config.read_flags` gives them."""
+    return {**read_flags(cluster.flags), **read_flags(flags)}
 
 
 def model_argument(cluster: Cluster) -> str:
@@ -122,7 +127,7 @@ def prepare(cluster: Cluster, flags: Mapping[str, Any], port: int, folder: Path)
     """All that a launch needs; an embedded engine gets the cluster as it is in memory, through a file in `folder`."""
     if cluster.engine.kind == "embedded":
         path = write_text(folder / "cluster.yaml",
-                          yaml.safe_dump(cluster.model_dump(mode="json", exclude_none=True), sort_keys=False))
+                          yamlfile.dump(cluster.model_dump(mode="json", exclude_none=True)))
         ready = ["--ready-file", str(folder / "ready.json")]
         return LaunchCommand(_embedded(str(path), flags, port) + ready, dict(cluster.engine.environment))
     if cluster.engine.kind == "container":
@@ -134,7 +139,7 @@ def prepare(cluster: Cluster, flags: Mapping[str, Any], port: int, folder: Path)
 def _directory(program: str) -> Path | None:
     """A relative program that is not below the current folder is looked for below the project's: a cluster file that
     ships means the same from a notebook's folder."""
-    root = data_dir().parent
+    root = project_dir()
     if os.sep in program and not os.path.isabs(program) and not Path(program).exists() and (root / program).exists():
         return root
     return None

@@ -38,7 +38,7 @@ def gpu_memory_holders() -> set[int]:
         return set()
     try:
         answer = subprocess.run([tool, "--query-compute-apps=pid", "--format=csv,noheader"], capture_output=True,
-                                text=True, timeout=TIMEOUT_S, check=False)
+                                encoding="utf-8", errors="replace", timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return set()
     return {int(line) for line in answer.stdout.split() if line.isdigit()}

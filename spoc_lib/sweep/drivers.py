@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
-import yaml
 
 from spoc_lib.config import Cluster
 from spoc_lib.config.cluster import metrics_page
+from spoc_lib.core import yamlfile
 from spoc_lib.core.clock import Anchor
 from spoc_lib.core.files import write_text
 from spoc_lib.core.yamlfile import Strict
@@ -185,7 +185,7 @@ def _personas(cluster: Cluster, script: ConversationScript, folder: Path) -> str
     personas = getattr(script, "personas", None)
     if not isinstance(personas, Strict):
         return cluster.personas
-    text = yaml.safe_dump(personas.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    text = yamlfile.dump(personas.model_dump(mode="json"))
     return str(write_text(folder / "personas.yaml", text).resolve())
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
 import sysconfig
 from collections import Counter
@@ -27,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from spoc_lib.core.caches import cache_dir
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import replacing
 from spoc_lib.workload.identity import mix
@@ -180,7 +180,7 @@ def _cached_counts(units: list[str], tokenizer: Tokenizer) -> np.ndarray:
     """Tokens of each unit; kept in the user's cache folder under the hash of text and vocabulary."""
     digest = hashlib.sha256("".join(units).encode())
     digest.update(repr(tokenizer.encode("".join(units[:40]))).encode())
-    path = _cache_dir() / f"corpus-{digest.hexdigest()[:32]}.npy"
+    path = cache_dir() / f"corpus-{digest.hexdigest()[:32]}.npy"
     try:
         counts = np.load(path, allow_pickle=False)
         if counts.shape == (len(units),):
@@ -194,7 +194,3 @@ def _cached_counts(units: list[str], tokenizer: Tokenizer) -> np.ndarray:
     except OSError:
         pass  # a read-only home costs the next start a second, nothing else
     return counts
-
-
-def _cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spoc"

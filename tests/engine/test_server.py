@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from spoc_lib.config import load_cluster
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine.http.options import parse_engine_arguments, parse_throttle
+from spoc_lib.engine.http.options import parse_throttle
 from spoc_lib.servers import launch
 from spoc_lib.workload.template import overhead_tokens
 from spoc_lib.workload.tokenizer import offline_tokenizer
@@ -462,16 +462,6 @@ def test_wrong_arguments_get_one_sentence(arguments, sentence):
 def test_wrong_throttle(text, sentence):
     with pytest.raises(InputError, match=sentence):
         parse_throttle(text)
-
-
-def test_engine_arguments():
-    words = ["--max-num-seqs", "7", "--watermark=0.01", "--no-async-scheduling", "--enable-prefix-caching",
-             "--kv-cache-dtype", "auto"]
-    assert parse_engine_arguments(words) == {
-        "max_num_seqs": 7, "watermark": 0.01, "async_scheduling": False, "enable_prefix_caching": True,
-        "kv_cache_dtype": "auto"}
-    with pytest.raises(InputError, match="unexpected argument 'stray'"):
-        parse_engine_arguments(["stray"])
 
 
 def test_busy_port_gets_one_sentence():

@@ -10,7 +10,7 @@ import pytest
 
 from spoc_lib.core.errors import InputError
 from spoc_lib.pipeline import parameters
-from spoc_lib.pipeline.stage import begin, parse_flag_text
+from spoc_lib.pipeline.stage import begin
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -87,15 +87,6 @@ def test_settings_go_to_the_notebooks_that_know_them():
         parameters.split_settings(["monorepoo=/src"], ["01"])
     with pytest.raises(InputError, match="name=value"):
         parameters.split_settings(["monorepo"], ["01"])
-
-
-def test_flag_text():
-    assert parse_flag_text("max_num_seqs=64 --enable-prefix-caching=false") == {
-        "max_num_seqs": 64,
-        "enable_prefix_caching": False,
-    }
-    with pytest.raises(InputError, match="name=value"):
-        parse_flag_text("max_num_seqs")
 
 
 @pytest.mark.parametrize("stage", parameters.STAGES.values(), ids=lambda s: s.number)

@@ -17,11 +17,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spoc_lib.config import Cluster, Profile
+from spoc_lib.config import Cluster, Profile, read_flags
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.pipeline.parameters import STAGES, check, from_notebook, split_settings
-from spoc_lib.pipeline.stage import parse_flag_text
 from spoc_lib.workload.personas import load_personas
 from spoc_lib.workload.traces.importers import import_path
 
@@ -75,7 +74,7 @@ def test_parameters_of_notebooks(number, data):
 @given(st.lists(st.text(max_size=30), max_size=3), st.text(max_size=40))
 def test_settings_and_flags_as_text(pairs, flags):
     judged("--set", lambda: split_settings(pairs, sorted(STAGES)))
-    judged("flag text", lambda: parse_flag_text(flags))
+    judged("flag text", lambda: read_flags(flags))
 
 
 def spoiled(draw, value, depth: int = 0):

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spoc_lib.config import Cluster, load_cluster
+from spoc_lib.config import Cluster, load_cluster, read_flags
 from spoc_lib.core.errors import InputError, SpocError
 from spoc_lib.pipeline.execute import choose_stages, run_cluster
 from spoc_lib.pipeline.parameters import split_settings
 from spoc_lib.pipeline.runs import Run
-from spoc_lib.pipeline.stage import parse_flag_text
 from spoc_lib.servers import LaunchFailure, launch, shell_command
 from spoc_lib.servers.commands import prepare
 from spoc_lib.servers.process import GuardedProcess
@@ -129,7 +128,7 @@ def test_a_cluster_file_of_hostile_words_starts_nothing(value, tmp_path):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_flags_given_as_text_are_values_or_a_sentence(text):
     try:
-        flags = parse_flag_text(text)
+        flags = read_flags(text)
     except InputError as error:
         assert "flags" in error.message
     else:

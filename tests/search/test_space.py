@@ -7,11 +7,10 @@ import itertools
 import pytest
 import yaml
 
-from spoc_lib.config import Cluster, load_cluster
+from spoc_lib.config import Cluster, load_cluster, rules
+from spoc_lib.config.flags import Range, load_catalogue
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.flags import EngineFlags
-from spoc_lib.search import rules
-from spoc_lib.search.catalogue import Range, load_catalogue
 from spoc_lib.search.space import build_space, flags_key
 
 SHIPPED = ["sim-4xh100", "sim-2xh200", "vllm-cpu"]

@@ -1,46 +1,9 @@
-"""Command-line arguments of the embedded server that are not its own: engine flags, and the throttle."""
+"""The throttle of the embedded server, as given on the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import yaml
-
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.gpu_counters import Throttle
-
-
-def parse_engine_arguments(arguments: Sequence[str]) -> dict[str, object]:
-    """Engine flags by name from `--max-num-seqs 256 --enable-prefix-caching --no-async-scheduling --watermark=0.01`.
-
-    Names with underscores; `--no-x` is x = false; a flag without a value is true. InputError for a stray value.
-    """
-    flags: dict[str, object] = {}
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--") or word == "--":
-            raise InputError("bad-argument", f"unexpected argument '{word}': engine flags are given as --name value")
-        name, equals, value = word[2:].partition("=")
-        name = name.replace("-", "_")
-        if equals:
-            flags[name] = _value(value)
-        elif rest and not rest[0].startswith("--"):
-            flags[name] = _value(rest.pop(0))
-        elif name.startswith("no_"):
-            flags[name.removeprefix("no_")] = False
-        else:
-            flags[name] = True
-    return flags
-
-
-def _value(text: str) -> object:
-    """A number, a truth value or a text, as YAML reads it."""
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-    return value if isinstance(value, (bool, int, float)) or value is None else text
 
 
 def parse_throttle(text: str | None) -> Throttle | None:

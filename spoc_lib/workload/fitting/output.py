@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import yaml
-
+from spoc_lib.core import yamlfile
 from spoc_lib.workload.fitting.fit import CHECKED, TOLERANCE, Fit
 
 
@@ -15,7 +14,7 @@ def to_yaml(fit: Fit) -> str:
         measured = " ".join(f"{getattr(row, f'measured_p{q}'):.6g}" for q in CHECKED)
         realised = " ".join(f"{getattr(row, f'realised_p{q}'):.6g}" for q in CHECKED)
         lines.append(f"#   {row.quantity}: p25 p50 p75 p90 measured {measured}; realised {realised}")
-    body = yaml.safe_dump(fit.document, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+    body = yamlfile.dump(fit.document, width=120, default_flow_style=None)
     return "\n".join(lines) + "\n" + body
 
 
