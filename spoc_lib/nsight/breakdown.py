@@ -18,7 +18,8 @@ from spoc_lib.nsight.trace import HOST_COPIES, Rank, Trace
 #: `unknown`: a step whose kernels do not show what it did; `none`: outside every step.
 PHASES = ("prefill", "decode", "mixed", "unknown", "none")
 #: Categories whose kernels a step are counted, for they tell the model's layers.
-COUNTED = ("attn", "kv", "moe_gemm", "moe_route")
+COUNTED = ("attn", "kv")
+_NEXT_RANGE_NS = 1000  # between ranges that follow each other at once
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Segments:
         begin, end = (self.table[column].to_numpy(np.int64) for column in HOST_COLUMNS)
         inside = np.flatnonzero((self.index >= 0) & (self.index < len(begin) - 1))
         step, until = self.index[inside], self.boundaries[inside + 1]
-        off[inside] = np.maximum(0, np.minimum(until, begin[step + 1]) - np.maximum(until - tail_ns[inside], end[step]))
+        off[inside] = np.minimum(until, begin[step + 1]) - np.maximum(until - tail_ns[inside], end[step])
+        off[off < _NEXT_RANGE_NS] = 0
         return off
 
     def phases(self) -> np.ndarray:
@@ -147,7 +149,8 @@ class Breakdown:
                 continue
             step = segments.table.iloc[segments.index[inside]].reset_index(drop=True)
             frame = pd.DataFrame({
-                "pid": self.pids[rank], "device": rank.device, **step.drop(columns=["end_ns", *HOST_COLUMNS]).to_dict("series"),
+                "pid": self.pids[rank], "device": rank.device,
+                **step.drop(columns=["end_ns", *HOST_COLUMNS]).to_dict("series"),
                 "duration_ns": np.diff(segments.boundaries)[inside],
                 "busy_ns": ownership.busy_ns[inside].sum(axis=1), "launch_gap_ns": ownership.gap_ns[inside],
                 "host_gap_ns": ownership.tail_ns[inside], "kernels": ownership.counts[inside].sum(axis=1),
@@ -159,7 +162,8 @@ class Breakdown:
             frames.append(frame)
         if not frames:
             return pd.DataFrame(columns=["pid", "device", "step", "phase", "start_ns", "duration_ns", "busy_ns",
-                                         "launch_gap_ns", "host_gap_ns", "kernels", "launch_bound_share"])
+                                         "launch_gap_ns", "host_gap_ns", "kernels", "launch_bound_share", "copy_ns",
+                                         *(f"{c}_kernels" for c in COUNTED)])
         return pd.concat(frames, ignore_index=True)
 
     def kernels(self) -> pd.DataFrame:

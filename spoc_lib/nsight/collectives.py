@@ -20,7 +20,7 @@ import pandas as pd
 
 from spoc_lib.nsight import nvtx
 from spoc_lib.nsight.categories import RuleBook, rule_book
-from spoc_lib.nsight.trace import Rank, Trace, open_trace
+from spoc_lib.nsight.trace import Trace, open_trace
 
 _LATE_SHARE = 0.05  # waiting below this share of the collectives' time is no finding
 _SKEW = 0.35        # of the transfer, by which the ends of one collective lie apart at most
@@ -62,27 +62,6 @@ def collectives(path: str | Path | Sequence[str | Path], window_ns: tuple[int, i
         return pair(trace, rules or rule_book(), window_ns or trace.span_ns)
 
 
-@dataclass(frozen=True)
-class _Events:
-    """Collectives of all ranks, by end. key: name and communicator; rank: index into the trace's ranks."""
-
-    start: np.ndarray
-    end: np.ndarray
-    key: np.ndarray
-    rank: np.ndarray
-
-
-@dataclass(frozen=True)
-class _Paired:
-    """Collectives of one key and group: arrays of shape (members, collectives). clock: whether the starts compare as
-    they are; blames: whether who comes last holds the others up, which in a pipeline is its order."""
-
-    members: tuple[int, ...]
-    start: np.ndarray
-    end: np.ndarray
-    blames: bool
-
-
 def pair(trace: Trace, rules: RuleBook, window: tuple[int, int]) -> Collectives:
     """The collectives of a loaded trace that start in the window."""
     is_comm = np.array([rules.match(name) == "comm" for name in trace.names], dtype=bool)
@@ -102,8 +81,8 @@ def pair(trace: Trace, rules: RuleBook, window: tuple[int, int]) -> Collectives:
 
 @dataclass(frozen=True)
 class _Events:
-    """Collectives of all ranks. rank: index into the trace's; key: name, communicator, and, where clocks do not compare,
-    report; both: whether NCCL's calls show that a send-and-receive kernel does both at once."""
+    """Collectives of all ranks. rank: index into the trace's; key: name, communicator, and, where clocks do not
+    compare, report; both: whether NCCL's calls show that a send-and-receive kernel does both at once."""
 
     start: np.ndarray
     end: np.ndarray
@@ -162,8 +141,8 @@ def _on_one_clock(trace: Trace, events: _Events) -> tuple[_Events, list[str]]:
             continue
         best = max(bins, key=lambda b: (bins[b] + bins[b + 1], -abs(b)))
         if bins[best] + bins[best + 1] < _REGULAR * 2 * len(apart):
-            notes.append(f"no collective of {trace.reports[number].source.path.name} ends with one of the reports before "
-                         f"it: they share no process group")
+            notes.append(f"no collective of {trace.reports[number].source.path.name} ends with one of the reports "
+                         f"before it: they share no process group")
             continue
         move[mine] = (best + 1) * _CLOCK_BIN_NS
         notes.append(f"by the ends of its collectives, the clock of {trace.reports[number].source.path.name} is "
@@ -175,8 +154,8 @@ def _on_one_clock(trace: Trace, events: _Events) -> tuple[_Events, list[str]]:
 
 @numba.njit(cache=True, nogil=True)
 def _instances(end, length, rank, seen, skew, which):
-    """which[i]: the collective that event i is part of; events in order of their ends. A collective has one event a rank
-    at most, and its ends lie within `skew` of the shortest."""
+    """which[i]: the collective that event i is part of; events in order of their ends. A collective has one event a
+    rank at most, and its ends lie within `skew` of the shortest."""
     current, first, shortest = -1, 0, 0
     for i in range(end.size):
         shorter = min(shortest, length[i])
@@ -243,13 +222,14 @@ def _judge(trace: Trace, found: list[_Paired], unpaired: int, notes: list[str]) 
     judged = [p for p in found if p.blames]
     notes = [*notes, *([f"{unpaired} collectives have no partner on another GPU and are left out"] if unpaired else [])]
     if ordered := sum(p.start.shape[1] for p in found if not p.blames):
-        notes.append(f"{ordered} sends and receives between two GPUs are left out of the waiting: between the stages of a "
-                     f"pipeline the receiver waits for work, not for a late GPU")
+        notes.append(f"{ordered} sends and receives between two GPUs are left out of the waiting: between the stages "
+                     f"of a pipeline the receiver waits for work, not for a late GPU")
     groups = sorted({p.members for p in found})
     shown = [[(trace.pids[trace.ranks[m]], trace.ranks[m].device) for m in group] for group in groups]
     if not judged:
-        return _none("no collective ran on two GPUs at the same time, so there is nothing to pair" if not found else
-                     "only sends and receives between two GPUs ran, in which nobody is late", unpaired, shown, notes)
+        why = ("only sends and receives between two GPUs ran, in which nobody is late" if found else
+               "no collective ran on all GPUs of a group at the same time, so there is nothing to pair")
+        return _none(why, unpaired, shown, notes)
     rows = {rank: np.zeros(5, np.int64) for rank in sorted({m for p in judged for m in p.members})}
     caused: dict[tuple[int, ...], np.ndarray] = {}
     for p in judged:
@@ -292,10 +272,10 @@ def _sentence(table: pd.DataFrame, wait_share: float, late: tuple[int, int] | No
         return (f"The GPUs arrive together: {waited}." if wait_share < _LATE_SHARE else
                 f"{waited[0].upper()}{waited[1:]}, and no single GPU is to blame.")
     row = table[(table.pid == late[0]) & (table.device == late[1])].iloc[0]
-    return (f"{waited[0].upper()}{waited[1:]}; GPU {late[1]} of process {late[0]} arrives last in "
-            f"{int(row['last'])} of {int(row['collectives'])} and causes {late_share:.0%} of the waiting"
-            f"{' of its group' if groups > 1 else ''} ({row.caused_wait_ns / 1e6:.2f} ms): look at that GPU, its clocks "
-            f"and its host process.")
+    return (f"{waited[0].upper()}{waited[1:]}; GPU {late[1]} of process {late[0]} arrives last in {int(row['last'])} "
+            f"of {int(row['collectives'])} and causes {late_share:.0%} of the "
+            f"waiting{' of its group' if groups > 1 else ''} ({row.caused_wait_ns / 1e6:.2f} ms): look at that GPU, "
+            f"its clocks and its host process.")
 
 
 def _none(reason: str, unpaired: int = 0, groups: Sequence[list[tuple[int, int]]] = (), notes: Sequence[str] = ()

@@ -148,16 +148,16 @@ def decompose(path: str | Path | Sequence[str | Path], window: tuple[float, floa
     with open_trace(path, accept_graph_mode=accept_graph_mode) as trace:
         trace.require_gpus(expect_gpus)
         span = trace.span_ns
-        chosen, notes = span, []
+        chosen = span
         if nvtx_range is not None:
             chosen, notes = range_window(trace, nvtx_range)
+            trace.notes.extend(notes)
         elif window is not None:
             if not all(map(math.isfinite, window)):
                 raise InputError("bad-window", f"the window {window[0]:g} s to {window[1]:g} s is not finite: give "
                                  f"seconds on the trace's clock")
             chosen = (round(window[0] * 1e9), round(window[1] * 1e9))
         _check_window(trace, chosen, span)
-        trace.notes.extend(notes)
         return decompose_trace(trace, chosen, rules or rule_book(), find_steps(trace, rules or rule_book()))
 
 
@@ -184,16 +184,16 @@ def decompose_trace(trace: Trace, window: tuple[int, int], rules: RuleBook, step
     return Decomposition(
         path=trace.path, window_ns=window, simulated=trace.metadata.simulated, table=parts.table(),
         steps=parts.steps(), kernels=kernels.drop(columns="known"), streams=parts.streams(), gaps=parts.gaps(),
-        collectives=parts.collectives(), idle=parts.idle(), host_copies=parts.host_copies(), waiting=pair(trace, rules, window), unknown_kernels=_unknown(kernels),
+        collectives=parts.collectives(), idle=parts.idle(), host_copies=parts.host_copies(),
+        waiting=pair(trace, rules, window), unknown_kernels=_unknown(kernels),
         notes=notes, metadata={
             "product": trace.metadata.product, "schema": trace.metadata.schema,
             "graph_mode": trace.metadata.graph_mode, "simulated_by": trace.metadata.simulated_by,
             "utc_epoch_ns": trace.metadata.utc_epoch_ns,
-            "reports": [{"file": r.source.path.name, "host": r.metadata.host, "shift_ns": r.shift_ns}
-                        for r in trace.reports],
             "boards": _boards(trace), "gpus": len(trace.ranks), "rules": rules.file.name,
             "steps_from": steps.source, "uuids": {f"{parts.pids[r]}:{r.device}": u for r, u in trace.uuids.items()},
-        })
+        } | ({"reports": [{"file": r.source.path.name, "host": r.metadata.host, "shift_ns": r.shift_ns}
+                          for r in trace.reports]} if len(trace.reports) > 1 else {}))
 
 
 def _boards(trace: Trace) -> list[dict]:

@@ -14,8 +14,7 @@ _WORDS = {
     "host": "the host between steps: the next kernel was launched after the GPU had gone idle",
     "device": "gaps before kernels that had been launched in time (graphs, streams, dependencies between kernels)",
     "outside": "time in which no step ran, neither here nor on the host (no request, or the scheduler between steps)",
-    "unknown": "gaps whose launches the trace does not hold, so that late launches and the GPU's own latency are not told "
-               "apart",
+    "unknown": "gaps whose launches the trace does not hold, so nobody can tell late launches from the GPU's latency",
     "copies": "copies between host and device that no kernel hides: busy, but not with computing",
     "waiting": "kernels of collectives that wait for another GPU: busy, but for nothing",
 }

@@ -20,9 +20,9 @@ class Ownership(NamedTuple):
     tail_ns[s]: idle time that reaches the segment's end; any_ns[s]: time in which an activity of category `watch`
     runs, owned or hidden; counts[s, c]: activities that start in the segment; gaps[k], gap_sum_ns[k]: idle
     intervals by length, see `GAP_LIMITS_NS`. For each segment: busy_ns.sum() + gap_ns + tail_ns = its length.
-    late_ns[s, k], early_ns[s, k]: of the idle time of gaps (k = 0) and tails (k = 1) what ends with an activity that was
-    launched after the GPU had gone idle, and what ends with one that was launched before; what is in neither ends with
-    an activity whose launch is not known, or with none.
+    late_ns[s, k], early_ns[s, k]: of the idle time of gaps (k = 0) and tails (k = 1) what ends with an activity that
+    was launched after the GPU had gone idle, and what ends with one that was launched before; what is in neither ends
+    with an activity whose launch is not known, or with none.
     """
 
     busy_ns: np.ndarray
@@ -164,7 +164,8 @@ def own(start: np.ndarray, end: np.ndarray, code: np.ndarray, owner: np.ndarray,
     # the heap holds what runs at one instant: few, but untouched memory of the size of the worst case costs nothing
     heap = np.empty(start.size + 1, dtype=np.int64), np.empty(start.size + 1, dtype=np.int64)
     _own(start, end, code, np.ascontiguousarray(owner, dtype=np.int64),
-         np.empty(0, np.int64) if launched is None else launched, NULL, np.ascontiguousarray(boundaries, dtype=np.int64), watch, GAP_LIMITS_NS,
+         np.empty(0, np.int64) if launched is None else launched, NULL,
+         np.ascontiguousarray(boundaries, dtype=np.int64), watch, GAP_LIMITS_NS,
          np.zeros(categories, dtype=np.int64), *heap, *result)
     return result
 

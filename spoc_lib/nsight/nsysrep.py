@@ -56,7 +56,7 @@ def export_sqlite(file: Path, path: Path, folder: Path) -> Path:
     absent or refuses."""
     nsys = find_nsys()
     if nsys is None:
-        raise InputError("no-nsys", f"{path} is a report of Nsight Systems, nsys is needed to read it, and nsys is not on "
+        raise InputError("no-nsys", f"{path} is a report of Nsight Systems, which nsys must read, and nsys is not on "
                          f"this machine: run 'nsys export --type sqlite {path.name}' where it is, and give the .sqlite "
                          f"file")
     if file.suffix not in (".nsys-rep", ".qdrep"):  # nsys goes by the name

@@ -22,7 +22,8 @@ _KINDS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x89HDF", "an HDF5 export", _EXPORT),
     (b"ARROW1", "one table of an arrowdir", _EXPORT),
     (b"PAR1", "one table of a parquetdir", "give its folder"),
-    (b"NVR\0", "a report of Nsight Compute, which shows single kernels", "capture with nsys: 'spoc nsight plan' tells how"),
+    (b"NVR\0", "a report of Nsight Compute, which shows single kernels", "capture with nsys: 'spoc nsight plan' tells "
+                                                                         "how"),
     (b"PK\x03\x04", "a zip archive", _UNPACK),
     (b"\x28\xb5\x2f\xfd", "packed by zstd", "unpack it with 'zstd -d' and give the file"),
     (b"\xfd7zXZ", "packed by xz", "unpack it with 'unxz' and give the file"),
@@ -56,7 +57,7 @@ def _in_folder(folder: Path) -> list[Path]:
     except OSError as error:
         raise InputError("unreadable", f"cannot read the trace {folder}: {error.strerror}") from error
     if not entries:
-        raise InputError("not-a-trace", f"{folder} is an empty folder: {_EXPORT}")
+        raise InputError("not-a-trace", f"{folder} is an empty folder, no Parquet files, no report: {_EXPORT}")
     if any(entry.suffix in (".arrow", ".feather") for entry in entries):
         raise InputError("not-a-trace", f"{folder} is an arrowdir export: {_EXPORT}, or use --type parquetdir")
     best: dict[str, Path] = {}

@@ -103,7 +103,7 @@ class SqliteSource:
         with open(self.file, "rb") as opened:
             header = opened.read(100)
         if len(header) < 100:
-            raise InputError("truncated", f"{self.path} is truncated: it holds {size} bytes, less than an SQLite file's "
+            raise InputError("truncated", f"{self.path} is truncated: it holds {size} bytes, less than a "
                              f"header; copy or export it again")
         page = int.from_bytes(header[16:18], "big")
         page = 65536 if page == 1 else page
@@ -162,10 +162,9 @@ class SqliteSource:
         info = self._info(table)
         order = {row[1]: index for index, row in enumerate(info)}
         root = self._roots.get(self._named[table])
-        plain = root is not None and not any(
-            row[5] or row[4] is not None for row in info)  # no primary key, no default value
+        plain = not any(row[5] or row[4] is not None for row in info)  # no primary key, no default value
         done = 0
-        if plain:
+        if root is not None and plain:
             handle = os.open(self.file, os.O_RDONLY)
             try:
                 for chunk in sqlitepages.read_chunks(handle, root, self._page_size, self._reserved,

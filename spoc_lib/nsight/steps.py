@@ -19,10 +19,10 @@ from spoc_lib.nsight.categories import RuleBook
 from spoc_lib.nsight.nvtx import Range
 from spoc_lib.nsight.trace import Activity, Rank, Trace
 
-#: step: the engine's own number, or a count; the batch's fields are null where the trace does not tell them.
-STEP_COLUMNS = ("step", "phase", "start_ns", "end_ns", *Batch._fields)
 #: When the step ran on the host: its NVTX range, null where steps come from the kernels' pattern.
 HOST_COLUMNS = ("host_start_ns", "host_end_ns")
+#: step: the engine's own number, or a count; the batch's fields are null where the trace does not tell them.
+STEP_COLUMNS = ("step", "phase", "start_ns", "end_ns", *HOST_COLUMNS, *Batch._fields)
 _HINTS = {"decode": 1, "prefill": 2}  # bits
 _FEWEST_STEPS = 3  # fewer repeats of a pattern are no pattern
 
@@ -38,7 +38,7 @@ class Steps:
     def of(self, rank: Rank) -> pd.DataFrame:
         """The steps of one rank; empty where none were found."""
         found = self.by_rank.get(rank)
-        return found if found is not None else pd.DataFrame(columns=[*STEP_COLUMNS, *HOST_COLUMNS])
+        return found if found is not None else pd.DataFrame(columns=list(STEP_COLUMNS))
 
 
 def find_steps(trace: Trace, rules: RuleBook) -> Steps:
@@ -75,7 +75,25 @@ def _from_ranges(trace: Trace, by_process: dict[tuple[int, int], list[Range]]) -
         steps = _cut(trace.activities[rank], own, launched)
         if not steps.empty:
             result[rank] = steps
-    return Steps(result, "nvtx", notes)
+    numbered = nvtx.parse_step(next(iter(by_process.values()))[0].text)["step"] is not None
+    return Steps(result if numbered else _numbered(result), "nvtx", notes)
+
+
+def _numbered(found: dict[Rank, pd.DataFrame]) -> dict[Rank, pd.DataFrame]:
+    """Steps that carry no number of the engine's, numbered alike on all ranks: a rank's window may have opened some
+    steps after another's, so each is laid along the first rank's steps where it fits best in time."""
+    if not found:
+        return found
+    first = min(found.values(), key=lambda steps: steps.start_ns.iloc[0])
+    begin = first.start_ns.to_numpy()
+    for rank, steps in found.items():
+        own = steps.start_ns.to_numpy()
+        near = int(np.searchsorted(begin, own[0]))
+        tried = {shift: min(own.size, begin.size - shift)
+                 for shift in range(max(0, near - 2), min(near + 3, begin.size))}
+        shift = min(tried, key=lambda s: float(np.abs(own[:tried[s]] - begin[s:s + tried[s]]).mean()), default=0)
+        found[rank] = steps.assign(step=np.arange(own.size) + shift)
+    return found
 
 
 def range_window(trace: Trace, text: str) -> tuple[tuple[int, int], list[str]]:
@@ -92,8 +110,9 @@ def range_window(trace: Trace, text: str) -> tuple[tuple[int, int], list[str]]:
     ended = [(n, replace(r, start=r.start + trace.reports[n].shift_ns, end=r.end + trace.reports[n].shift_ns))
              for n, r in found if r.ended]
     if not ended:
-        raise InputError("no-range", f"the NVTX range '{text}' never ended in {trace.path}: the capture stopped before; "
-                         f"give its time with --window {found[0][1].start / 1e9:.6f}:{trace.span_ns[1] / 1e9:.6f}")
+        raise InputError("no-range", f"the NVTX range '{text}' never ended in {trace.path}: the capture stopped "
+                         f"before; give its time with --window "
+                         f"{found[0][1].start / 1e9:.6f}:{trace.span_ns[1] / 1e9:.6f}")
     notes = [] if len(ended) == len(found) else [f"{len(found) - len(ended)} of {len(found)} ranges '{text}' never "
                                                  f"ended and are left out"]
     edges = []
@@ -110,8 +129,8 @@ def range_window(trace: Trace, text: str) -> tuple[tuple[int, int], list[str]]:
                 edges.append((int(activity.start[inside].min()), int(activity.end[inside].max())))
     if edges:
         if len(ended) > 1:
-            notes.append(f"{len(ended)} ranges are named '{text}': the window reaches from the first kernel launched in "
-                         f"one to the end of the last, with what ran between them")
+            notes.append(f"{len(ended)} ranges are named '{text}': the window reaches from the first kernel launched "
+                         f"in one to the end of the last, with what ran between them")
         return (min(e[0] for e in edges), max(e[1] for e in edges)), notes
     why = "no kernel was launched in it" if any(r.launches for r in trace.reports) else "the trace holds no launches"
     notes.append(f"the window is the time of '{text}' on the host, not its kernels': {why}")
@@ -121,7 +140,8 @@ def range_window(trace: Trace, text: str) -> tuple[tuple[int, int], list[str]]:
 def _alike(trace: Trace, text: str) -> str:
     """The names nearest to one that is not there."""
     names = dict.fromkeys(r.text for report in trace.reports for r in nvtx.read_ranges(report.source))
-    near = difflib.get_close_matches(text, names, n=3, cutoff=0.5) or [n for n in names if text.lower() in n.lower()][:3]
+    near = difflib.get_close_matches(text, names, n=3, cutoff=0.5) or [
+        name for name in names if text.lower() in name.lower()][:3]
     if near:
         return f"; near it: {', '.join(repr(name) for name in near)}"
     few = ", ".join(repr(name) for name in list(names)[:3])
@@ -139,7 +159,7 @@ def _cut(activity: Activity, ranges: list[Range], launched: np.ndarray) -> pd.Da
     which, first = np.unique(step[inside], return_index=True)  # activities are sorted by start
     start = np.maximum.accumulate(activity.start[inside[first]]) if which.size else np.empty(0, np.int64)
     if not which.size:
-        return pd.DataFrame(columns=[*STEP_COLUMNS, *HOST_COLUMNS])
+        return pd.DataFrame(columns=list(STEP_COLUMNS))
     last = int(activity.end[inside][step[inside] == which[-1]].max())
     rows = [nvtx.parse_step(ranges[i].text) for i in which]
     frame = pd.DataFrame(rows).reindex(columns=list(STEP_COLUMNS))
@@ -171,4 +191,4 @@ def _from_kernels(trace: Trace, activity: Activity, rules: RuleBook) -> pd.DataF
     start = activity.start[begins]
     end = np.append(start[1:], activity.end[closes[-1]])
     frame = pd.DataFrame({"step": np.arange(begins.size), "phase": phases, "start_ns": start, "end_ns": end})
-    return frame[frame.end_ns > frame.start_ns].reindex(columns=[*STEP_COLUMNS, *HOST_COLUMNS]).reset_index(drop=True)
+    return frame[frame.end_ns > frame.start_ns].reindex(columns=list(STEP_COLUMNS)).reset_index(drop=True)

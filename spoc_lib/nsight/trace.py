@@ -208,8 +208,8 @@ def _merged(parts: list[Trace]) -> Trace:
         apart = "; ".join(f"{part.reports[0].source.path.name} {(part.span_ns[0] + report.shift_ns) / 1e9:.3f} s to "
                           f"{(part.span_ns[1] + report.shift_ns) / 1e9:.3f} s"
                           for part, report in zip(parts, reports, strict=True))
-        raise InputError("apart", f"the reports share no time, so they are no one trace ({apart}): decompose each alone, "
-                         f"or compare two with 'spoc nsight diff A B'")
+        raise InputError("apart", f"the reports share no time, so they are no one trace ({apart}): decompose each "
+                         f"alone, or compare two with 'spoc nsight diff A B'")
     hosts = [part.metadata.host for part in parts]
     named = ", ".join(f"{part.reports[0].source.path.name}{f' of {host}' if host else ''} (processes "
                       f"{', '.join(dict.fromkeys(str(trace.pids[r]) for r in ranks if r.report == number))})"
@@ -252,7 +252,8 @@ def _check_graphs(trace: Trace, accept: bool) -> None:
     if share < _REPRESENTATIVE_RATIO and not accept:
         raise InputError("graph-mode", f"{path} was captured in CUDA graph mode, which hides the kernels of graphs, "
                          f"and the {kernels} activities that it shows fill {share:.2%} of the window: {RECAPTURE} "
-                         f"(or say that nothing ran in graphs: --accept-graph-mode, accept_graph_mode=true in notebook 04)")
+                         f"(or say that nothing ran in graphs: --accept-graph-mode, accept_graph_mode=true in notebook "
+                         f"04)")
     trace.notes.append("the capture used CUDA graph mode; no graph launch is recorded, so all kernels are here. "
                        "For an engine that uses graphs, capture with --cuda-graph-trace=node")
 

@@ -123,12 +123,18 @@ class P03(Workload):
 
 
 class P04(Workload):
-    """Of the trace analysis; trace: a file to read, capture: make one."""
+    """Of the trace analysis; trace: a file to read, or a folder of those that ran together, capture: make one. What a
+    trace may not tell: batch (tokens=…,decodes=…, of an average step), steps (in the window), rules (a file of
+    categories), accept_graph_mode (no graphs were launched)."""
 
     flags: FlagWords = ""
     users: Count = 0
     trace: Text = ""
     capture: Flag = False
+    batch: Text = ""
+    steps: Count = 0
+    rules: Text = ""
+    accept_graph_mode: Flag = False
 
 
 class P05(Common):
@@ -227,5 +233,5 @@ def absolute_settings(settings: list[str], stages: list[str]) -> list[str]:
 
 def _user_path(name: str, value: str) -> str:
     """Notebooks run in their own folder, so a path given on the command line is made absolute."""
-    is_path = name in ("monorepo", "trace") or value.endswith((".yaml", ".yml"))
+    is_path = name in ("monorepo", "trace", "rules") or value.endswith((".yaml", ".yml"))
     return os.path.abspath(os.path.expanduser(value)) if is_path and value else value

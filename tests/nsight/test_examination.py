@@ -50,8 +50,9 @@ def steps_with_gaps(trace, names, *, gap_ns, host_ns, count=30):
     at = 1_000_000
     for step in range(count):
         begin = at
-        for _ in range(10):
-            trace.kernel(names["gemm"], at, at + 1_000_000)
+        for kernel in range(10):  # each launched 1 us before it starts: late wherever the GPU was idle by then
+            trace.launch(at - 1_000, step * 10 + kernel + 1)
+            trace.kernel(names["gemm"], at, at + 1_000_000, correlation=step * 10 + kernel + 1)
             at += 1_000_000 + gap_ns
         at += host_ns
         trace.nvtx(f"spoc step={step} phase=decode tokens=8 decodes=8 decode_context=8000 decode_window=1024 "
