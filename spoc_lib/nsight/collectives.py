@@ -194,9 +194,18 @@ def _pairs(events: _Events, pairwise: bool) -> list[_Paired]:
         start, end = events.start[at], events.end[at]
         if not pairwise:  # what is always off at the end is a clock's error, or the chance of two groups in step
             start = start - np.round(np.median(end - end.mean(axis=0), axis=1)).astype(np.int64)[:, None]
-        result.append(_Paired(group, start, start + (end - events.start[at]), not pairwise or len(group) > 2
-                              or bool(events.both[at].mean() > 0.5)))
+        blames = not pairwise or bool(events.both[at].mean() > 0.5) or _one_is_late(start)
+        result.append(_Paired(group, start, start + (end - events.start[at]), blames))
     return result
+
+
+def _one_is_late(start: np.ndarray) -> bool:
+    """Whether one of more than two ranks comes after all others, as in an all-to-all; where half of them do, they are a
+    pipeline's senders, which end with their receivers."""
+    if len(start) < 3:
+        return False
+    ordered = np.sort(start, axis=0)
+    return bool(np.median(ordered[-1] - ordered[-2]) > np.median(ordered[-1] - ordered[0]) / 2)
 
 
 def _groups(times: dict[tuple[int, ...], int]) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
@@ -222,7 +231,7 @@ def _judge(trace: Trace, found: list[_Paired], unpaired: int, notes: list[str]) 
     judged = [p for p in found if p.blames]
     notes = [*notes, *([f"{unpaired} collectives have no partner on another GPU and are left out"] if unpaired else [])]
     if ordered := sum(p.start.shape[1] for p in found if not p.blames):
-        notes.append(f"{ordered} sends and receives between two GPUs are left out of the waiting: between the stages "
+        notes.append(f"{ordered} sends and receives are left out of the waiting: between the stages "
                      f"of a pipeline the receiver waits for work, not for a late GPU")
     groups = sorted({p.members for p in found})
     shown = [[(trace.pids[trace.ranks[m]], trace.ranks[m].device) for m in group] for group in groups]
