@@ -132,19 +132,17 @@ def _on_one_clock(trace: Trace, events: _Events) -> tuple[_Events, list[str]]:
         mine, first = np.flatnonzero(report == number), np.flatnonzero(report < number)
         apart: list[np.ndarray] = []
         for n in mine[:: max(1, mine.size // 200)]:
-            others = events.end[first[events.key[first] == events.key[n]]] + move[first[events.key[first]
-                                                                                        == events.key[n]]]
-            near = others[np.abs(others - events.end[n]) < _CLOCKS_APART_NS]
-            apart.append(np.unique((near - events.end[n]) // _CLOCK_BIN_NS))
-        bins = Counter(np.concatenate(apart).tolist()) if apart else Counter()
-        if not bins:
-            continue
-        best = max(bins, key=lambda b: (bins[b] + bins[b + 1], -abs(b)))
-        if bins[best] + bins[best + 1] < _REGULAR * 2 * len(apart):
+            others = first[events.key[first] == events.key[n]]
+            off = events.end[others] + move[others] - events.end[n]
+            apart.append(off[np.abs(off) < _CLOCKS_APART_NS])
+        bins = Counter(b for off in apart for b in np.unique(off // _CLOCK_BIN_NS).tolist())
+        best = max(bins, key=lambda b: (bins[b] + bins[b + 1], -abs(b)), default=None)
+        if best is None or bins[best] + bins[best + 1] < 2 * _REGULAR * len(apart):
             notes.append(f"no collective of {trace.reports[number].source.path.name} ends with one of the reports "
                          f"before it: they share no process group")
             continue
-        move[mine] = (best + 1) * _CLOCK_BIN_NS
+        tried = np.concatenate(apart)
+        move[mine] = int(np.median(tried[(tried // _CLOCK_BIN_NS == best) | (tried // _CLOCK_BIN_NS == best + 1)]))
         notes.append(f"by the ends of its collectives, the clock of {trace.reports[number].source.path.name} is "
                      f"{abs(int(move[mine][0])) / 1e6:.3f} ms off; waiting is told on the corrected clock")
     order = np.argsort(events.end + move, kind="stable")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.kerneltrace import phase_of
@@ -204,8 +205,9 @@ def read_launches(source: TraceSource) -> dict[int, Launches]:
         return {}
     start, thread, correlation = np.concatenate(chunks, axis=1)
     process, result = thread & ~_THREAD_BITS, {}
-    for pid in np.unique(process).tolist():
-        mine = np.flatnonzero((process == pid) & (correlation != NULL))
-        order = mine[np.lexsort((start[mine], correlation[mine]))]  # of two calls with one id, the first launched
+    for pid in pd.unique(process).tolist():
+        order = np.flatnonzero((process == pid) & (correlation != NULL))
+        if not (np.diff(correlation[order]) > 0).all():  # of two calls with one id, the first launched
+            order = order[np.lexsort((start[order], correlation[order]))]
         result[int(pid)] = Launches(correlation[order], start[order], thread[order])
     return {pid: found for pid, found in result.items() if found.correlation.size}

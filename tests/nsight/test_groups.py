@@ -27,9 +27,9 @@ def test_replicas_of_tensor_parallel_groups_make_no_straggler(new_trace, kernel_
         for _ in range(120):
             at += 400_000 if offset is not None else int(rng.integers(150_000, 650_000))
             for device in (2 * group, 2 * group + 1):
-                begin = at + (offset or 0) * group + int(rng.integers(0, 1500))
-                trace.kernel(kernel_names["comm"], begin, at + (offset or 0) * group + 100_000 + int(rng.integers(0, 800)),
-                             pid=100 + device, device=device)
+                begin = at + (offset or 0) * group
+                trace.kernel(kernel_names["comm"], begin + int(rng.integers(0, 1500)),
+                             begin + 100_000 + int(rng.integers(0, 800)), pid=100 + device, device=device)
     result = collectives(trace.done())
     assert result.late is None and result.wait_share < 0.05
     if offset != 20_000:  # a fifth of a collective apart all the time, and nobody can tell them from one group
