@@ -223,7 +223,7 @@ def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpe
     sentence = (f"{'Simulated: ' if decomposition.simulated else ''}a step of {overall.measured_s.sum() * 1e3:.2f} ms "
                 f"spends {top.share:.0%} in {TITLES[top.category]}; for {resources[binding]:.0%} of it the nearest "
                 f"roof is {RESOURCES[binding]}" + (f", of which {TITLES[top.category]} reaches {top.of_roof:.0%}."
-                                                   if top.of_roof and top.binds == binding else "."))
+                                                   if top.of_roof > 0 and top.binds == binding else "."))
     return Verdict(table, steps, gpus, model.name, gpu.name, label, shown, resources, binding, str(top.category),
                    sentence, sentences, decomposition.simulated)
 

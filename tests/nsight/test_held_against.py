@@ -148,8 +148,9 @@ def test_whatever_a_sentence_names_exists(spoc):
     """Options of the command line, parameters of notebook 04, engine flags: each that the room's texts name."""
     root = Path(spoc_lib.__file__).parent
     texts = [node.value for path in (root / "nsight").glob("*.py")
-             if path.name not in ("attach.py", "capture.py", "session.py") for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
-             and isinstance(node.value, str)]
+             if path.name not in ("attach.py", "capture.py", "session.py")
+             for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     named = {word for text in texts for word in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
     helped = "".join(spoc(command, "--help").stdout for command in ("decompose", "diff", "plan", "classify"))
     known = yaml.safe_load((root.parent / "data/flags/vllm.yaml").read_text())["flags"]

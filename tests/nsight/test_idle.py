@@ -120,7 +120,8 @@ def test_copies_from_the_host_are_a_resource_of_their_own(new_trace, kernel_name
     assert advice(found, None)[0].startswith("Copies between host and device, 99% at stake")
     verdict = roofline(found, load_model("gpt-oss-120b"), load_gpu("h100-sxm"), BATCH, gpu_count=1, steps=1)
     assert verdict.binding_resource == "copy" and verdict.resources["copy"] == pytest.approx(0.99)
-    assert "copies between host and device" in verdict.sentence and verdict.row("mem") == {}
+    assert verdict.sentence.endswith("the nearest roof is copies between host and device.")
+    assert verdict.row("mem") == {}
     assert sum(verdict.resources.values()) == pytest.approx(1.0)
 
 
