@@ -90,15 +90,18 @@ def calibrate(
 
 def _from_trace(trace: str, model: str, gpu: str | None, others: bool, common: dict):
     """A calibration from a decomposed kernel trace."""
+    from spoc_lib.config import load_gpu, load_model
     from spoc_lib.core.errors import InputError
     from spoc_lib.engine.steptime.calibrate_steps import calibrate_steps
     from spoc_lib.nsight import decompose, measured_steps
+    from spoc_lib.nsight.identity import require_same
 
     if others or not gpu:
         raise InputError("bad-source", "a kernel trace needs --nsight and --gpu together, and none of --points, "
                          "--tables, --requests and --metrics")
     found = decompose(trace)
+    untold = require_same(found, load_model(model), load_gpu(gpu), len(found.totals()))
     kind = "simulated kernel trace" if found.simulated else "kernel trace"
-    said = [*common["sources"], f"{kind} {found.path.rpartition('/')[2]}, {found.window_s:.3g} s"]
-    return calibrate_steps(model, measured_steps(found), gpu_name=gpu, gpu_count=len(found.totals()),
+    said = [*common["sources"], f"{kind} {found.path.rpartition('/')[2]}, {found.window_s:.3g} s", *untold]
+    return calibrate_steps(model, measured_steps(found, load_model(model)), gpu_name=gpu, gpu_count=len(found.totals()),
                            **{**common, "sources": said})

@@ -9,7 +9,6 @@ import typer
 
 from spoc_lib.cli.output import JsonOption, emit
 from spoc_lib.core.errors import InputError
-from spoc_lib.engine.batch import Batch
 
 if TYPE_CHECKING:
     from spoc_lib.nsight.attach import Inside
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Inside the GPU: capture, decompose and compare kernel traces.",
                   rich_markup_mode=None)
 
-Trace = Annotated[str, typer.Argument(help="a .sqlite, a parquetdir or a .nsys-rep of Nsight Systems")]
+Trace = Annotated[list[str], typer.Argument(
+    help="a .sqlite, a parquetdir or a .nsys-rep of Nsight Systems; several that ran together, or their folder")]
 Rules = Annotated[str | None, typer.Option(
     "--rules", help="YAML file of category rules, tried before the shipped ones")]
 
@@ -33,28 +33,12 @@ def _window(text: str | None) -> tuple[float, float] | None:
     return start, end
 
 
-def _batch(text: str | None) -> Batch | None:
-    """`tokens=64,decodes=64,…` as a batch; fields that are not given are 0."""
-    if text is None:
-        return None
-    values = dict.fromkeys(Batch._fields, 0.0)
-    try:
-        for part in text.split(","):
-            name, value = part.split("=")
-            if name.strip() not in values:
-                raise ValueError(name)
-            values[name.strip()] = float(value)
-    except ValueError as error:
-        raise InputError("bad-batch", f"--batch {text!r}: give NAME=NUMBER pairs, separated by commas, of "
-                         f"{', '.join(Batch._fields)}") from error
-    return Batch._make(value if "pairs" in name else int(value) for name, value in values.items())
-
-
 @app.command()
 def decompose(
     trace: Trace,
     window: Annotated[str | None, typer.Option("--window", help="START:END in seconds on the trace's clock")] = None,
-    nvtx_range: Annotated[str | None, typer.Option("--range", help="cut to the NVTX ranges of this name")] = None,
+    nvtx_range: Annotated[str | None, typer.Option(
+        "--range", help="cut to the kernels launched in NVTX ranges of this name, or NAME@DOMAIN")] = None,
     expect_gpus: Annotated[int | None, typer.Option(
         "--expect-gpus", help="TP x PP; another number of GPUs is refused")] = None,
     accept_graph_mode: Annotated[bool, typer.Option(
@@ -64,7 +48,10 @@ def decompose(
     gpu: Annotated[str | None, typer.Option("--gpu", help="GPU whose roofs to hold beside the measured times")] = None,
     batch: Annotated[str | None, typer.Option(
         "--batch", help="what an average step computed, where the trace does not tell: tokens=…,decodes=…")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="steps in the window, if the trace shows none")] = None,
+    steps: Annotated[int | None, typer.Option(
+        "--steps", min=1, help="steps in the window, if the trace shows none")] = None,
+    tp: Annotated[int | None, typer.Option(
+        "--tp", min=1, help="GPUs that share the model; default: all of the trace")] = None,
     untraced_step_s: Annotated[float | None, typer.Option(
         "--untraced-step-s", min=1e-6, help="the engine's decode step without the profiler: what the capture costs")
     ] = None,
@@ -77,10 +64,12 @@ def decompose(
     from spoc_lib import config
     from spoc_lib.nsight import capture_overhead, explain_idle, roofline, rule_book, shown_types
     from spoc_lib.nsight import decompose as run
+    from spoc_lib.nsight.roofline import batch_of
     from spoc_lib.nsight.text import decomposition_text, verdict_text
 
     if (model is None) != (gpu is None):
         raise InputError("bad-option", "a roofline needs both: give --model and --gpu together")
+    given, missing = batch_of(batch), None
     result = run(trace, _window(window), rules=rule_book(rules), nvtx_range=nvtx_range, expect_gpus=expect_gpus,
                  accept_graph_mode=accept_graph_mode)
     idle, types = explain_idle(result), shown_types(result)
@@ -91,10 +80,20 @@ def decompose(
         answer["overhead"] = overhead
         text = f"{text}\n{overhead.sentence}"
     if model is not None and gpu is not None:
-        verdict = roofline(result, config.load_model(model), config.load_gpu(gpu), _batch(batch), steps=steps)
-        answer["roofline"] = verdict.to_dict()
-        text = f"{text}\n\n{verdict_text(verdict)}"
+        try:
+            verdict = roofline(result, config.load_model(model), config.load_gpu(gpu), given, gpu_count=tp, steps=steps)
+            answer["roofline"] = verdict.to_dict()
+            text = f"{text}\n\n{verdict_text(verdict)}"
+        except InputError as error:  # the decomposition stands without it
+            missing = error
+            answer |= {"roofline": None, "no_roofline": error.message}
+            if error.code == "another-machine":
+                text = f"{text}\n\nNo roofline: {error.message}."
     emit(answer, json, text)
+    if missing is not None and missing.code == "another-machine":
+        raise typer.Exit(1)
+    if missing is not None:
+        raise missing
 
 
 @app.command()

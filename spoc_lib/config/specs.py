@@ -94,6 +94,7 @@ class GpuSpec(Strict):
     link_bytes_per_s: Positive = Field(description="NVLink, one direction")
     power_w: Positive = 700
     sm_clock_mhz: Positive = 1980
+    sm_count: int | None = Field(None, ge=1, description="a trace of a GPU with another number is not held against it")
     price_per_gpu_hour: Positive | None = Field(None, description="in any currency; a cluster's own price wins")
 
     def math(self, weight_bits: float, stated: Math | None = None) -> Math:

@@ -32,22 +32,36 @@ def advice(found: Decomposition, verdict: Verdict | None) -> list[str]:
 
 
 def _idle(found: Decomposition) -> Iterator[Stake]:
+    """Idle time by its cause, and time in which a GPU only copies from or to the host."""
     share = explain_idle(found).table.set_index("cause").share
-    if found.steps.empty:
-        idle = float(found.shares()["idle"].mean())
-        yield idle, (f"Idle, {idle:.0%} at stake: capture again with NVTX ranges (spoc nsight plan), so that launches "
-                     f"and the host can be told apart.")
-        return
+    decodes = _decodes(found)
+    sizes = f"; capture sizes up to {decodes:.0f} sequences" if decodes else ""
     yield share["launch"], (f"Launch gaps, {share['launch']:.0%} at stake: make sure that CUDA graphs cover the decode "
-                            f"batch (no --enforce-eager; capture sizes up to {_decodes(found):.0f} sequences), for a "
-                            f"graph launches all kernels of a step at once.")
-    yield share["host"], (f"The host between steps, {share['host']:.0%} at stake: let it prepare the next step while "
-                          f"the GPU runs this one (--async-scheduling), and keep its cores free of the load generator.")
-    yield share["outside"], (f"Nothing to do in {share['outside']:.0%} of the window: this is not the limit; trace "
+                            f"batch (no --enforce-eager{sizes}), for a graph launches all kernels of a step at once.")
+    where = "between steps, " if len(found.steps) else ""
+    yield share["host"], (f"The host {where}{share['host']:.0%} at stake: it launches after the GPU has gone idle, so "
+                          f"let it prepare the next step while the GPU runs this one (--async-scheduling), and keep "
+                          f"its cores free of the load generator.")
+    yield share["device"], (f"Gaps before kernels that were launched in time, {share['device']:.0%} at stake: they "
+                            f"are the GPU's own, one a kernel, so fewer and larger kernels shorten them (a compiled "
+                            f"model with its fusions on, no --enforce-eager).")
+    yield share["outside"], (f"No step runs in {share['outside']:.0%} of the window, neither on the GPU nor on the "
+                             f"host: with requests waiting it is the scheduler (--async-scheduling), without, trace "
                              f"again with more users.")
+    yield share["unknown"], (f"Idle, {share['unknown']:.0%} at stake, for a reason that the trace does not tell: "
+                             f"capture again with the CUDA calls and NVTX ranges in it (spoc nsight plan) and export "
+                             f"all tables, so that late launches are told from the GPU's own latency.")
+    copies, slow = found.host_copies.exposed_ns.sum(), found.host_copies.pageable_ns.sum()
+    pinned = ", from pinned memory (most of it is pageable now)" if slow > copies / 2 else ""
+    yield share["copies"], (f"Copies between host and device, {share['copies']:.0%} at stake: the link to the host "
+                            f"limits, not the GPU. If weights were still loading, trace later; else keep weights and "
+                            f"KV cache on the GPU (no offloading), or overlap the copies with kernels on a stream of "
+                            f"their own{pinned}.")
 
 
 def _decodes(found: Decomposition) -> float:
+    if found.steps.empty:
+        return 0.0
     rows = found.steps[found.steps.decodes.notna() & (found.steps.decodes > 0)]
     return float(rows.decodes.max()) if len(rows) else 0.0
 
@@ -56,12 +70,12 @@ def _collectives(found: Decomposition) -> Iterator[Stake]:
     """Waiting for a late GPU and the transfer itself want different remedies."""
     exposed = float(found.shares().get("comm", 0.0).mean())
     waiting = exposed * found.waiting.wait_share if found.waiting.paired else 0.0
-    late = found.waiting.late
+    late, width = found.waiting.late, max((len(group) for group in found.waiting.groups), default=0)
     if late is not None:
         yield waiting, (f"Waiting in collectives, {waiting:.0%} at stake: GPU {late[1]} of process {late[0]} comes "
-                        f"late ({found.waiting.late_share:.0%} of the waiting); look at its clocks and violations in "
-                        f"DCGM and at what else runs on its host cores.")
-    gpus = len(found.totals())
+                        f"late ({found.waiting.late_share:.0%} of its group's waiting); look at its clocks and "
+                        f"violations in DCGM and at what else runs on its host cores.")
+    gpus = width or len(found.totals())
     if gpus > 1:
         transfer = exposed - waiting
         yield transfer, (f"Collectives that no compute hides, {transfer:.0%} at stake: fuse the all-reduce with the "
@@ -71,7 +85,8 @@ def _collectives(found: Decomposition) -> Iterator[Stake]:
 
 def _kernels(found: Decomposition) -> Iterator[Stake]:
     shares = found.shares().mean()
-    fusable = float(sum(shares.get(c, 0.0) for c in _FUSABLE))
+    copies = found.host_copies.exposed_ns.mean() / 1e9 / found.window_s  # are advised on by themselves
+    fusable = float(sum(shares.get(c, 0.0) for c in _FUSABLE)) - copies
     if fusable > 3 * WORTH:
         yield fusable, (f"Small kernels that only move activations, {fusable:.0%} at stake: check that the model runs "
                         f"compiled (no --enforce-eager) with its fusions on.")
@@ -79,8 +94,8 @@ def _kernels(found: Decomposition) -> Iterator[Stake]:
     yield sampling, (f"Sampling, {sampling:.0%} at stake: top-k and top-p sort the vocabulary; try FlashInfer's "
                      f"sampler, or greedy answers where they do.")
     unknown = sum(one["share"] for one in found.unknown_kernels) * found.busy_ratio()
-    yield unknown, (f"Kernels without a category, {unknown:.0%} of the window: name them in a rule file (--rules) "
-                    f"before concluding more.")
+    yield unknown, (f"Kernels without a category, {unknown:.0%} of the window: name them in a rule file (--rules; "
+                    f"rules in notebook 04) before concluding more.")
 
 
 def _experts(verdict: Verdict) -> Iterator[Stake]:

@@ -29,7 +29,7 @@ TITLES = {
     "attn": "attention", "moe_gemm": "MoE expert GEMM", "moe_route": "MoE routing", "gemm": "dense GEMM",
     "comm": "collectives", "norm": "normalisation", "rope": "rotary embedding", "kv": "KV cache writes",
     "act": "activation", "sample": "sampling", "mem": "copies and fills", "other": "other kernels",
-    "idle": "idle",
+    "copy": "copies from and to the host", "idle": "idle",
 }
 
 

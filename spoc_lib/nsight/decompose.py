@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +21,7 @@ from spoc_lib.nsight.breakdown import PHASES, Breakdown
 from spoc_lib.nsight.categories import CATEGORIES, RuleBook, rule_book
 from spoc_lib.nsight.collectives import Collectives, pair
 from spoc_lib.nsight.steps import Steps, find_steps, range_window
-from spoc_lib.nsight.trace import Trace, load_trace, open_source
+from spoc_lib.nsight.trace import Trace, open_trace
 
 #: vLLM's own all-reduce carries the size of its group as a template argument.
 _GROUP_SIZE = re.compile(r"cross_device_reduce_\dstage<[^<>]*,\s*(?:\(int\))?(\d+)>")
@@ -38,6 +39,8 @@ class Decomposition:
     streams: one row a (pid, device, stream): kernels, total_ns (a stream runs one at a time).
     gaps: one row a (pid, device, length class of idle intervals): count, total_ns.
     collectives: one row a (pid, device): total_ns of collectives, exposed_ns and hidden_ns.
+    idle: one row a (pid, device, place): idle_ns, and of it late_ns and early_ns (`Breakdown.idle`).
+    host_copies: one row a (pid, device): total_ns, exposed_ns and pageable_ns of copies between host and device.
     waiting: the collectives paired across GPUs: waiting, transfer, and who is late.
     """
 
@@ -50,6 +53,8 @@ class Decomposition:
     streams: pd.DataFrame
     gaps: pd.DataFrame
     collectives: pd.DataFrame
+    idle: pd.DataFrame
+    host_copies: pd.DataFrame
     waiting: Collectives
     unknown_kernels: list[dict]
     notes: list[str] = field(default_factory=list)
@@ -64,13 +69,14 @@ class Decomposition:
     def devices(self) -> list[dict]:
         """[{pid, device, window_s, busy_s: {category: s}, idle_s, …}]; the same in whole ns beside it, and how much
         of the collectives compute hides."""
-        comm = self.collectives.set_index(["pid", "device"])
+        comm, copies = (frame.set_index(["pid", "device"]) for frame in (self.collectives, self.host_copies))
         result = []
         for key, row in self.totals().iterrows():
             busy = {c: int(row[c]) for c in CATEGORIES}
             result.append({
                 "pid": int(key[0]), "device": int(key[1]), "window_s": self.window_s,
                 "busy_s": {c: ns / 1e9 for c, ns in busy.items()}, "idle_s": int(row["idle"]) / 1e9,
+                "host_copies_s": int(copies.exposed_ns[key]) / 1e9,
                 "comm_exposed_s": int(comm.exposed_ns[key]) / 1e9, "comm_hidden_s": int(comm.hidden_ns[key]) / 1e9,
                 "window_ns": self.window_ns[1] - self.window_ns[0], "busy_ns": busy, "idle_ns": int(row["idle"]),
             })
@@ -128,22 +134,24 @@ class Decomposition:
         return result
 
 
-def decompose(path: str | Path, window: tuple[float, float] | None = None, *, rules: RuleBook | None = None,
-              nvtx_range: str | None = None, expect_gpus: int | None = None,
+def decompose(path: str | Path | Sequence[str | Path], window: tuple[float, float] | None = None, *,
+              rules: RuleBook | None = None, nvtx_range: str | None = None, expect_gpus: int | None = None,
               accept_graph_mode: bool = False) -> Decomposition:
-    """Decompose a trace (`.sqlite`, parquetdir, `.nsys-rep`); the file is only read.
+    """Decompose a trace (`.sqlite`, parquetdir, `.nsys-rep`, or a folder or list of several that ran together); the
+    files are only read.
 
-    window: (start, end) in seconds on the trace's clock; nvtx_range: the extent of the NVTX ranges with this text;
-    default: from the first to the last GPU activity, the same for all GPUs. expect_gpus: TP x PP; another number of
-    GPUs with kernels is refused. InputError with one sentence for whatever cannot be decomposed.
+    window: (start, end) in seconds on the trace's clock; nvtx_range: from the first to the last kernel that was
+    launched in NVTX ranges with this text; default: from the first to the last GPU activity, the same for all GPUs.
+    expect_gpus: TP x PP; another number of GPUs with kernels is refused. InputError with one sentence for whatever
+    cannot be decomposed.
     """
-    with open_source(path) as source:
-        trace = load_trace(source, accept_graph_mode=accept_graph_mode)
+    with open_trace(path, accept_graph_mode=accept_graph_mode) as trace:
         trace.require_gpus(expect_gpus)
         span = trace.span_ns
         chosen = span
         if nvtx_range is not None:
-            chosen = range_window(trace, nvtx_range)
+            chosen, notes = range_window(trace, nvtx_range)
+            trace.notes.extend(notes)
         elif window is not None:
             if not all(map(math.isfinite, window)):
                 raise InputError("bad-window", f"the window {window[0]:g} s to {window[1]:g} s is not finite: give "
@@ -174,15 +182,24 @@ def decompose_trace(trace: Trace, window: tuple[int, int], rules: RuleBook, step
     if silent := parts.silent():
         notes.append(f"{', '.join(silent)} ran nothing in this window")
     return Decomposition(
-        path=str(trace.source.path), window_ns=window, simulated=trace.metadata.simulated, table=parts.table(),
+        path=trace.path, window_ns=window, simulated=trace.metadata.simulated, table=parts.table(),
         steps=parts.steps(), kernels=kernels.drop(columns="known"), streams=parts.streams(), gaps=parts.gaps(),
-        collectives=parts.collectives(), waiting=pair(trace, rules, window), unknown_kernels=_unknown(kernels),
+        collectives=parts.collectives(), idle=parts.idle(), host_copies=parts.host_copies(),
+        waiting=pair(trace, rules, window), unknown_kernels=_unknown(kernels),
         notes=notes, metadata={
             "product": trace.metadata.product, "schema": trace.metadata.schema,
             "graph_mode": trace.metadata.graph_mode, "simulated_by": trace.metadata.simulated_by,
-            "utc_epoch_ns": trace.metadata.utc_epoch_ns, "gpus": len(trace.ranks), "rules": rules.file.name,
+            "utc_epoch_ns": trace.metadata.utc_epoch_ns,
+            "boards": _boards(trace), "gpus": len(trace.ranks), "rules": rules.file.name,
             "steps_from": steps.source, "uuids": {f"{parts.pids[r]}:{r.device}": u for r, u in trace.uuids.items()},
-        })
+        } | ({"reports": [{"file": r.source.path.name, "host": r.metadata.host, "shift_ns": r.shift_ns}
+                          for r in trace.reports]} if len(trace.reports) > 1 else {}))
+
+
+def _boards(trace: Trace) -> list[dict]:
+    """The GPUs that the trace says its ranks ran on, alike ones once; empty where it does not say."""
+    alike = dict.fromkeys(replace(board, uuid=None, mapped=True) for board in trace.boards.values())
+    return [{k: v for k, v in asdict(board).items() if k not in ("uuid", "mapped")} for board in alike]
 
 
 def _missing_ranks(trace: Trace, kernels: pd.DataFrame) -> list[str]:

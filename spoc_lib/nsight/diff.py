@@ -14,6 +14,8 @@ from spoc_lib.nsight.decompose import Decomposition
 UNITS = ("token", "step", "second")
 _WORDS = {"token": "a token", "step": "a step", "second": "a second of the window"}
 
+_LENGTHS_APART = 0.05  # of windows, of mixes of phases, of time outside steps, from which it is said
+
 
 @dataclass(frozen=True)
 class Diff:
@@ -62,13 +64,20 @@ def diff(a: Decomposition, b: Decomposition, unit: str | None = None,
     notes = []
     if unit == "second":
         notes.append("neither tokens nor steps are told by both traces: shares of the window are compared, not cost")
+    if abs(a.window_s / b.window_s - 1) > _LENGTHS_APART:
+        notes.append(f"A's window lasts {a.window_s:.3g} s, B's {b.window_s:.3g} s: what is compared is {_WORDS[unit]}")
+    outside = [0.0 if whole or not d.table.busy_ns.sum() else 1 - _inside(d) for d in (a, b)]
+    if max(outside) > _LENGTHS_APART:
+        notes.append(f"{outside[0]:.0%} of A's and {outside[1]:.0%} of B's kernel time lies outside the steps: it is "
+                     f"among the kernels below, and in no category")
     if a.simulated != b.simulated:
         notes.append(f"{'A' if a.simulated else 'B'} is simulated, the other is measured")
     gpus = len(a.totals()), len(b.totals())
     if gpus[0] != gpus[1]:
         notes.append(f"A has {gpus[0]} GPUs, B has {gpus[1]}: times are those of one GPU")
     return Diff(a.path, b.path, unit, a_units, b_units, categories, _by_kernel(a, b, a_units, b_units), _by_step(a, b),
-                ratio, _sentence(overall, unit, a_total, b_total), notes)
+                ratio, _sentence(overall, unit, a_total, b_total) + ("" if whole else _mix(a, b, unit, categories)),
+                notes)
 
 
 def _units(d: Decomposition, unit: str, phase: str | None = None) -> float:
@@ -131,17 +140,39 @@ def _by_step(a: Decomposition, b: Decomposition) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["phase", "a_steps", "b_steps", "a_mean_s", "b_mean_s", "ratio"])
 
 
+def _inside(d: Decomposition) -> float:
+    """Share of the kernels' time that lies in steps."""
+    busy = d.table[d.table.category != "idle"]
+    return float(busy[busy.phase != "none"].busy_ns.sum() / max(1, busy.busy_ns.sum()))
+
+
+def _mix(a: Decomposition, b: Decomposition, unit: str, categories: pd.DataFrame) -> str:
+    """Where the windows hold other shares of prompts and single tokens, what differs within each: the mean over all
+    steps moves with the mix even where no step got slower."""
+    shares = [{p: _units(d, unit, p) / _units(d, unit) for p in d.steps.phase.unique()} for d in (a, b)]
+    phases = sorted({*shares[0], *shares[1]})
+    if max(abs(shares[0].get(p, 0) - shares[1].get(p, 0)) for p in phases) < _LENGTHS_APART:
+        return ""
+    totals = categories.groupby("phase")[["a_s", "b_s"]].sum()
+    within = [f"{p} {totals.b_s[p] / totals.a_s[p] - 1:+.1%}" for p in phases if p in totals.index and totals.a_s[p]]
+    mixed = ", ".join(f"{p} {shares[0].get(p, 0):.0%} of A's {unit}s and {shares[1].get(p, 0):.0%} of B's"
+                      for p in phases)
+    told = ", ".join(within) or "none is in both"
+    return f" The windows hold other mixes ({mixed}); within a phase: {told}."
+
+
 def _sentence(overall: pd.DataFrame, unit: str, a_total: float, b_total: float) -> str:
-    where = overall if unit != "second" else overall[overall.category != "idle"]
-    top = where.loc[where.delta_s.abs().idxmax()]
+    """The first thing that the table's rows of all phases say; the largest change is the table's largest."""
+    top = overall.loc[overall.delta_s.abs().idxmax()]
     moved = f"{TITLES[top.category]} {'+' if top.delta_s >= 0 else '-'}{abs(top.delta_s) * 1e6:.1f} us"
     if not top.delta_s:
         return "Nothing changed between A and B."
     if unit == "second":
-        return (f"Of a second of the window, {TITLES[top.category]} changes most: {top.a_s:.1%} in A, {top.b_s:.1%} in "
-                f"B.")
+        return (f"Of a second of the window, {TITLES[top.category]} changes most ({moved}): {top.a_s:.1%} in A, "
+                f"{top.b_s:.1%} in B.")
     change = b_total / a_total - 1 if a_total else float("inf")
     if abs(change) < 0.01:
-        return (f"B takes as long as A for {_WORDS[unit]} ({a_total * 1e6:.1f} us); the largest change is {moved}.")
+        return (f"B takes as long as A for {_WORDS[unit]} ({b_total * 1e6:.1f} us against {a_total * 1e6:.1f} us); the "
+                f"largest change is {moved}.")
     return (f"B takes {abs(change):.1%} {'longer' if change > 0 else 'less'} for {_WORDS[unit]} "
             f"({b_total * 1e6:.1f} us against {a_total * 1e6:.1f} us); the largest change is {moved}.")

@@ -11,8 +11,9 @@ import pandas as pd
 
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
+from spoc_lib.engine.batch import Batch
 from spoc_lib.nsight.advice import advice
-from spoc_lib.nsight.categories import TITLES
+from spoc_lib.nsight.categories import TITLES, RuleBook
 from spoc_lib.nsight.decompose import Decomposition, decompose
 from spoc_lib.nsight.excerpt import excerpt
 from spoc_lib.nsight.gates import gate_sentence, gates
@@ -108,7 +109,7 @@ class Examination:
             said += [f"{self.verdict.sentence[0].upper()}{self.verdict.sentence[1:]}", *self.verdict.sentences]
         said.append(explain_idle(found).sentence)
         if found.waiting.paired:
-            said.append(found.waiting.sentence)
+            said += [found.waiting.sentence, *(f"{note[0].upper()}{note[1:]}." for note in found.waiting.notes)]
         if found.unknown_kernels:
             longest = found.unknown_kernels[0]["name"][:60]
             said.append(f"{len(found.unknown_kernels)} kernel names match no rule; the longest-running is {longest}.")
@@ -134,13 +135,19 @@ def _short(name: str) -> str:
     return name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME // 2]} … {name[-_MOST_NAME // 2:]}"
 
 
-def examine(path: str | Path, model: ModelSpec, gpu: GpuSpec, expect_gpus: int | None = None) -> Examination:
+def examine(path: str | Path, model: ModelSpec, gpu: GpuSpec, expect_gpus: int | None = None, *,
+            tensor_parallel: int | None = None, batch: Batch | None = None, steps: int | None = None,
+            rules: RuleBook | None = None, accept_graph_mode: bool = False) -> Examination:
     """Decompose a trace and hold it against the roofline of `model` on `gpu`; InputError where it cannot be read.
 
-    expect_gpus: TP x PP of the engine; a trace of another number of GPUs fails its gate.
+    expect_gpus: TP x PP of the engine; a trace of another number of GPUs fails its gate. tensor_parallel: GPUs that
+    share the model (default: all of the trace). batch and steps: what an average step computed and how many the window
+    holds, where the trace does not tell. accept_graph_mode: the program launched no graphs, whatever the capture's
+    mode.
     """
-    found = decompose(path)
+    found = decompose(path, rules=rules, accept_graph_mode=accept_graph_mode)
     try:
-        return Examination(Path(path), found, roofline(found, model, gpu), "", expect_gpus)
+        verdict = roofline(found, model, gpu, batch, gpu_count=tensor_parallel, steps=steps)
+        return Examination(Path(path), found, verdict, "", expect_gpus)
     except InputError as error:
-        return Examination(Path(path), found, None, error.message, expect_gpus)
+        return Examination(Path(path), found, None, error.message.removesuffix("."), expect_gpus)

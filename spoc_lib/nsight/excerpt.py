@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from spoc_lib.nsight.categories import classify
-from spoc_lib.nsight.trace import load_trace, open_source
+from spoc_lib.nsight.trace import open_trace
 
 
-def excerpt(path: str | Path, start_ns: int, end_ns: int, *, most: int = 6000) -> pd.DataFrame:
+def excerpt(path: str | Path | Sequence[str | Path], start_ns: int, end_ns: int, *, most: int = 6000) -> pd.DataFrame:
     """What runs in [start_ns, end_ns) on the trace's clock: columns pid, device, start_s and duration_s (seconds
     from `start_ns`), category, name. At most `most` rows a trace, an equal number a GPU, the earliest first."""
-    with open_source(path) as source:
-        trace = load_trace(source, accept_graph_mode=True)
+    with open_trace(path, accept_graph_mode=True) as trace:
         categories = classify(trace.names)
         names = np.array(trace.names, dtype=object)
         parts = []
@@ -27,7 +27,7 @@ def excerpt(path: str | Path, start_ns: int, end_ns: int, *, most: int = 6000) -
             parts.append(
                 pd.DataFrame(
                     {
-                        "pid": rank.pid,
+                        "pid": trace.pids[rank],
                         "device": rank.device,
                         "start_s": (activity.start[inside] - start_ns) / 1e9,
                         "duration_s": np.maximum(activity.end[inside] - activity.start[inside], 0) / 1e9,

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from spoc_lib.nsight.sqlitepages import NULL
+
 
 class Ownership(NamedTuple):
     """Result of `own`. Rows are the segments between `boundaries`, columns the categories.
@@ -18,6 +20,9 @@ class Ownership(NamedTuple):
     tail_ns[s]: idle time that reaches the segment's end; any_ns[s]: time in which an activity of category `watch`
     runs, owned or hidden; counts[s, c]: activities that start in the segment; gaps[k], gap_sum_ns[k]: idle
     intervals by length, see `GAP_LIMITS_NS`. For each segment: busy_ns.sum() + gap_ns + tail_ns = its length.
+    late_ns[s, k], early_ns[s, k]: of the idle time of gaps (k = 0) and tails (k = 1) what ends with an activity that
+    was launched after the GPU had gone idle, and what ends with one that was launched before; what is in neither ends
+    with an activity whose launch is not known, or with none.
     """
 
     busy_ns: np.ndarray
@@ -27,6 +32,8 @@ class Ownership(NamedTuple):
     counts: np.ndarray
     gaps: np.ndarray
     gap_sum_ns: np.ndarray
+    late_ns: np.ndarray
+    early_ns: np.ndarray
 
 
 #: Upper ends of the classes of idle intervals, and how a table calls them.
@@ -70,8 +77,8 @@ def _pop(ends, owners, size):
 
 
 @numba.njit(cache=True, nogil=True)
-def _own(start, end, code, owner, boundaries, watch, limits, active, ends, owners, busy, gap, tail, watched, count,
-         gaps, gap_sum):
+def _own(start, end, code, owner, launched, unknown, boundaries, watch, limits, active, ends, owners, busy, gap, tail,
+         watched, count, gaps, gap_sum, late, early):
     # every array is made by the caller: making them here would double the time that compiling takes on a first run
     segments, categories = busy.shape
     size = 0
@@ -79,7 +86,9 @@ def _own(start, end, code, owner, boundaries, watch, limits, active, ends, owner
     now, last = boundaries[0], boundaries[segments]
     segment = 0
     n = start.size
+    reached = unknown  # how far the activities so far reach, also outside the window: since then the GPU is idle
     for i in range(n + 1):
+        told = i < n and launched.size > 0 and launched[i] != unknown
         begin = last if i == n else min(max(start[i], boundaries[0]), last)
         # let everything end that ends before the next start
         while now < begin or (size and ends[0] <= begin):
@@ -101,10 +110,16 @@ def _own(start, end, code, owner, boundaries, watch, limits, active, ends, owner
                     busy[segment, top] += cut - now
                     if active[watch]:
                         watched[segment] += cut - now
-                elif cut == boundaries[segment + 1]:
-                    tail[segment] += cut - now
                 else:
-                    gap[segment] += cut - now
+                    place = 1 if cut == boundaries[segment + 1] else 0
+                    if place:
+                        tail[segment] += cut - now
+                    else:
+                        gap[segment] += cut - now
+                    if told and launched[i] >= reached:
+                        late[segment, place] += cut - now
+                    elif told:
+                        early[segment, place] += cut - now
                 now = cut
             while size and ends[0] <= now:
                 gone = owners[0]
@@ -116,6 +131,7 @@ def _own(start, end, code, owner, boundaries, watch, limits, active, ends, owner
                         top += 1
         if i == n:
             break
+        reached = max(reached, end[i], start[i])
         if start[i] >= last or (end[i] <= boundaries[0] and start[i] < boundaries[0]):
             continue
         c = owner[code[i]]
@@ -133,21 +149,22 @@ def _own(start, end, code, owner, boundaries, watch, limits, active, ends, owner
 
 
 def own(start: np.ndarray, end: np.ndarray, code: np.ndarray, owner: np.ndarray, boundaries: np.ndarray,
-        categories: int, watch: int) -> Ownership:
+        categories: int, watch: int, launched: np.ndarray | None = None) -> Ownership:
     """Give every nanosecond between the first and last of `boundaries` (ascending, at least two) to the active
     category with the smallest index, or to idle.
 
     start, end: int64 ns, sorted by start; an interval that ends before it starts has no length. owner[code[i]]:
-    category index of interval i. watch: the category whose hidden time is wanted. Intervals are clipped to the
-    window.
+    category index of interval i. watch: the category whose hidden time is wanted. launched: when each interval's launch
+    began, `NULL` where that is not known; None where nothing is. Intervals are clipped to the window.
     """
     segments = len(boundaries) - 1
     result = Ownership(*(np.zeros(shape, dtype=np.int64) for shape in (
         (segments, categories), segments, segments, segments, (segments, categories), GAP_LIMITS_NS.size + 1,
-        GAP_LIMITS_NS.size + 1)))
+        GAP_LIMITS_NS.size + 1, (segments, 2), (segments, 2))))
     # the heap holds what runs at one instant: few, but untouched memory of the size of the worst case costs nothing
     heap = np.empty(start.size + 1, dtype=np.int64), np.empty(start.size + 1, dtype=np.int64)
     _own(start, end, code, np.ascontiguousarray(owner, dtype=np.int64),
+         np.empty(0, np.int64) if launched is None else launched, NULL,
          np.ascontiguousarray(boundaries, dtype=np.int64), watch, GAP_LIMITS_NS,
          np.zeros(categories, dtype=np.int64), *heap, *result)
     return result

@@ -6,23 +6,27 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from spoc_lib.config import ModelSpec
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.stats import percentile
 from spoc_lib.engine.batch import Batch
 from spoc_lib.nsight.categories import CATEGORIES
 from spoc_lib.nsight.decompose import Decomposition
+from spoc_lib.nsight.roofline import with_windows
 
 
-def measured_steps(decomposition: Decomposition) -> pd.DataFrame:
+def measured_steps(decomposition: Decomposition, model: ModelSpec | None = None) -> pd.DataFrame:
     """One row an engine step whose batch the trace tells: the fields of `Batch`, `seconds` from its start to the next
-    step's, and seconds by category and idle as `StepTime.components` names them; means over GPUs.
+    step's, and seconds by category and idle as `StepTime.components` names them; means over GPUs. What a sliding window
+    leaves is reckoned from the model where the trace does not tell it (`with_windows`).
 
     The last step is left out: nothing follows that would end it. InputError where no batch is told.
     """
-    steps = decomposition.steps
+    steps = with_windows(decomposition.steps, model) if model else decomposition.steps
     if steps.empty or steps[list(Batch._fields)].isna().any(axis=None):
         raise InputError("no-batch", f"{decomposition.path} does not tell what its steps computed, so it calibrates "
-                         f"nothing: NVTX ranges with the batch are needed (see spoc nsight plan)")
+                         f"nothing: NVTX ranges with the batch are needed, which vLLM writes with "
+                         f"detailed_trace_annotation in its profiler's config ('spoc nsight plan' tells how)")
     steps = steps[steps.step != steps.step[steps.start_ns.idxmax()]]
     times = {"seconds": "duration_ns", **{c: f"{c}_ns" for c in CATEGORIES}}
     grouped = steps.assign(idle_ns=steps.launch_gap_ns + steps.host_gap_ns).groupby("step")

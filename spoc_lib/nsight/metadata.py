@@ -15,6 +15,7 @@ from spoc_lib.nsight.sources import TraceSource
 
 GRAPH_TRACE = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _GRAPH_MODES = ("CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE")
+_HOST = "DEVICE_DISPLAY_NAME"
 #: What whoever sees graphs instead of kernels must do.
 RECAPTURE = "capture again with --cuda-graph-trace=node"
 
@@ -30,6 +31,7 @@ class Metadata:
     simulated: bool = False
     simulated_by: str | None = None
     utc_epoch_ns: int | None = None
+    host: str | None = None
     diagnostics: tuple[str, ...] = ()
     known_schema: bool = True
     notes: list[str] = field(default_factory=list)
@@ -47,7 +49,7 @@ def read_metadata(source: TraceSource) -> Metadata:
     export = {}
     for table in ("EXPORT_META_DATA", "META_DATA_EXPORT"):
         export.update(_named(source, table, ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")))
-    capture = _named(source, "META_DATA_CAPTURE", (*_GRAPH_MODES, SIMULATED, SIMULATED_BY))
+    capture = _named(source, "META_DATA_CAPTURE", (*_GRAPH_MODES, SIMULATED, SIMULATED_BY, _HOST))
     graphs = 0
     if GRAPH_TRACE in tables and "start" in source.columns(GRAPH_TRACE):
         graphs = sum(chunk.shape[1] for chunk in source.integers(GRAPH_TRACE, ("start",)))
@@ -59,7 +61,7 @@ def read_metadata(source: TraceSource) -> Metadata:
         product=export.get("EXPORT_PRODUCT_VERSION"), schema=export.get("EXPORT_SCHEMA_VERSION"),
         graph_mode=next((capture[m] for m in _GRAPH_MODES if m in capture), None), graph_launches=graphs,
         simulated=capture.get(SIMULATED) == "true", simulated_by=capture.get(SIMULATED_BY), utc_epoch_ns=epoch,
-        diagnostics=_diagnostics(source),
+        host=capture.get(_HOST), diagnostics=_diagnostics(source),
         known_schema="StringIds" in tables or any(t.startswith("CUPTI_ACTIVITY_KIND_") for t in tables))
 
 

@@ -52,13 +52,19 @@ def convert_qdstrm(path: Path, folder: Path) -> Path:
     return target
 
 
-def export_sqlite(path: Path, folder: Path) -> Path:
-    """The SQLite export of a `.nsys-rep`, written into `folder`. InputError when nsys is absent or refuses."""
+def export_sqlite(file: Path, path: Path, folder: Path) -> Path:
+    """The SQLite export of the report `file`, written into `folder`. path: what the user gave. InputError when nsys is
+    absent or refuses."""
     nsys = find_nsys()
     if nsys is None:
-        raise InputError("no-nsys", f"{path} needs nsys to be read, and nsys is not on this machine: run "
-                         f"'nsys export --type sqlite {path.name}' where it is, and give the .sqlite file")
-    target = folder / f"{path.stem}.sqlite"
-    run_tool([nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target), str(path)],
+        raise InputError("no-nsys", f"{path} is a report of Nsight Systems, which nsys must read, and nsys is not on "
+                         f"this machine: run 'nsys export --type sqlite {path.name}' where it is, and give the .sqlite "
+                         f"file")
+    if file.suffix not in (".nsys-rep", ".qdrep"):  # nsys goes by the name
+        report = folder / f"{file.stem}.nsys-rep"
+        report.symlink_to(file.resolve())
+        file = report
+    target = folder / f"{file.stem}.sqlite"
+    run_tool([nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target), str(file)],
              f"the export of {path}")
     return target

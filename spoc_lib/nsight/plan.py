@@ -59,6 +59,12 @@ def gpus_of(cluster: Cluster, flags: Mapping[str, Any]) -> int:
     return math.prod(parallel) if parallel else cluster.hardware.count
 
 
+def tensor_parallel(cluster: Cluster, flags: Mapping[str, Any]) -> int | None:
+    """GPUs that share the model, where the launch's flags say."""
+    value = merged_flags(cluster, flags).get("tensor_parallel_size")
+    return int(value) if value else None
+
+
 def capture_plan(cluster: Cluster, flags: Mapping[str, Any] | None = None, *, output: str = "trace",
                  seconds: float = 5.0, inside: Inside | None = None) -> CapturePlan:
     """The plan for one capture of `seconds` at the steady state of the load, into `output`.nsys-rep.

@@ -14,10 +14,12 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
 from spoc_lib.nsight.categories import CATEGORIES, TITLES, compute_type, type_bits
 from spoc_lib.nsight.decompose import Decomposition
+from spoc_lib.nsight.identity import require_same
 from spoc_lib.nsight.work import Hypothesis, hypotheses, step_work
 
 #: What can bind, and how a sentence calls it.
-RESOURCES = {"memory": "DRAM bandwidth", "compute": "tensor-core compute", "link": "NVLink", "host": "launch and host"}
+RESOURCES = {"memory": "DRAM bandwidth", "compute": "tensor-core compute", "link": "NVLink",
+             "copy": "copies between host and device", "host": "launch and host"}
 
 #: Below this share of the nearest roof, the roof is not what limits a kernel.
 _NEAR_ROOF = 0.5
@@ -30,7 +32,8 @@ class Verdict:
     fp4_naive_s, bf16_s (the largest roof under each hypothesis, kernel by kernel), binds, of_roof (w4a16_s /
     measured_s; null without measured time). phase `all` is the mean over all steps.
 
-    resources: share of the mean step by what binds (memory, compute, link, host).
+    The category `copy` is what of `mem` is copies between host and device. resources: share of the mean step by what
+    binds (memory, compute, link, copy, host).
     """
 
     table: pd.DataFrame
@@ -68,16 +71,18 @@ def roofline(decomposition: Decomposition, model: ModelSpec, gpu: GpuSpec, batch
 
     The batch of each step is taken from its NVTX range; where the trace does not tell it, `batch` says what an
     average step computed. `steps`: how many steps the window holds, where the trace shows none. gpu_count: GPUs that
-    share the model (default: those of the trace). InputError when neither trace nor parameters tell.
+    share the model (tensor parallelism; default: those of the trace). InputError when neither trace nor parameters
+    tell, and when the trace shows another model, GPU or spread than these (`identity`).
     """
     gpus = gpu_count or len(decomposition.totals())
+    untold = require_same(decomposition, model, gpu, gpus)
     measured = _measured(decomposition, model, batch, steps)
     rows, total_steps = [], 0
     for phase, (counted, seconds, number) in measured.items():
         rows += _rows(phase, counted, seconds, number, model, gpu, gpus)
         total_steps = max(total_steps, number)
     table = pd.DataFrame(rows)
-    return _conclude(decomposition, table, model, gpu, gpus, total_steps)
+    return _conclude(decomposition, table, model, gpu, gpus, total_steps, untold)
 
 
 Measured = dict[str, tuple[Counter, dict[str, float], int]]
@@ -85,7 +90,7 @@ Measured = dict[str, tuple[Counter, dict[str, float], int]]
 
 def _measured(decomposition: Decomposition, model: ModelSpec, batch: Batch | None, steps: int | None) -> Measured:
     """{phase: (batches counted, seconds by category and idle summed over those steps on one GPU, steps)}."""
-    frame = _with_windows(decomposition.steps, model)
+    frame = with_windows(decomposition.steps, model)
     told = len(frame) > 0 and frame[["decode_context", "prefill_pairs"]].notna().all(axis=None)
     devices = len(decomposition.totals())
     if told and batch is None:
@@ -95,22 +100,44 @@ def _measured(decomposition: Decomposition, model: ModelSpec, batch: Batch | Non
             one = rows[first.reindex(rows.index)]
             batches = Counter(Batch(*values) for values in one[list(Batch._fields)].itertuples(index=False))
             seconds = {c: rows[f"{c}_ns"].sum() / devices / 1e9 for c in CATEGORIES}
+            seconds["copy"] = rows.copy_ns.sum() / devices / 1e9
+            seconds["mem"] -= seconds["copy"]
             seconds["idle"] = (rows.launch_gap_ns.sum() + rows.host_gap_ns.sum()) / devices / 1e9
             result[phase] = batches, seconds, len(one)
         return result
     if batch is None:
         raise InputError("no-batch", f"{decomposition.path} does not tell what its steps computed: give the average "
-                         f"batch (--batch tokens=…,decodes=…,decode_context=…)")
+                         f"batch (--batch tokens=…,decodes=…,decode_context=…; batch in notebook 04)")
     if steps is None and len(frame):
         steps = int(frame.groupby(["pid", "device"]).step.nunique().max())
     if not steps:
         raise InputError("no-steps", f"{decomposition.path} shows no engine steps: say how many the window holds "
-                         f"(--steps N)")
-    totals = decomposition.totals().mean() / 1e9
-    return {"all": (Counter({batch: steps}), totals.to_dict(), steps)}
+                         f"(--steps N; steps in notebook 04)")
+    seconds = (decomposition.totals().mean() / 1e9).to_dict()
+    seconds["copy"] = float(decomposition.host_copies.exposed_ns.mean()) / 1e9
+    seconds["mem"] -= seconds["copy"]
+    return {"all": (Counter({batch: steps}), seconds, steps)}
 
 
-def _with_windows(steps: pd.DataFrame, model: ModelSpec) -> pd.DataFrame:
+def batch_of(text: str | None, what: str = "--batch") -> Batch | None:
+    """`tokens=64,decodes=64,…` as a batch; fields that are not given are 0. None for no text; InputError, naming `what`
+    was given so, for anything else."""
+    if not text:
+        return None
+    values = dict.fromkeys(Batch._fields, 0.0)
+    try:
+        for part in text.split(","):
+            name, value = part.split("=")
+            if name.strip() not in values or not 0 <= float(value) < np.inf:
+                raise ValueError(name)
+            values[name.strip()] = float(value)
+    except ValueError as error:
+        raise InputError("bad-batch", f"{what} {text!r}: give NAME=NUMBER pairs, separated by commas, of "
+                         f"{', '.join(Batch._fields)}") from error
+    return Batch._make(value if "pairs" in name else int(value) for name, value in values.items())
+
+
+def with_windows(steps: pd.DataFrame, model: ModelSpec) -> pd.DataFrame:
     """Steps with what sliding layers attend to, where the trace does not tell it: contexts are taken to reach past the
     window, as they do in practice."""
     if steps.empty:
@@ -151,7 +178,7 @@ def _rows(phase: str, batches: Counter, seconds: dict[str, float], steps: int, m
                     target[key] += count * value / steps
     step_s = sum(seconds.values()) / steps
     rows = []
-    for category in (*CATEGORIES, "idle"):
+    for category in (*CATEGORIES, "copy", "idle"):
         took = seconds.get(category, 0.0) / steps
         ideal = sums["w4a16"].get(category)
         if ideal is None and not took:
@@ -170,14 +197,15 @@ def _rows(phase: str, batches: Counter, seconds: dict[str, float], steps: int, m
 
 
 def _binds(category: str, roofs: dict[str, float]) -> str:
-    """The highest roof; collectives are NVLink's, idle time the host's; copies and unknown kernels stream memory."""
-    if category in ("idle", "comm"):
-        return "host" if category == "idle" else "link"
+    """The highest roof; collectives are NVLink's, idle time the host's, copies from and to the host a resource of their
+    own; copies within the GPU and unknown kernels stream memory."""
+    if category in ("idle", "comm", "copy"):
+        return {"idle": "host", "comm": "link", "copy": "copy"}[category]
     return max(roofs, key=roofs.__getitem__) if any(roofs.values()) else "memory"
 
 
 def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpec, gpu: GpuSpec, gpus: int,
-              steps: int) -> Verdict:
+              steps: int, untold: list[str]) -> Verdict:
     overall = table[table.phase == "all"]
     resources = {r: float(overall[overall.binds == r].share.sum()) for r in RESOURCES}
     busy = overall[overall.category != "idle"]
@@ -187,6 +215,7 @@ def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpe
         _step_sentence(table, "all", gpu)]
     if model.moe is not None:
         sentences.append(_expert_sentence(table, model.moe.weight_bits, gpu, types, decomposition.simulated))
+    sentences += untold
     binding = max(resources, key=resources.__getitem__)
     over = int((busy.of_roof > 1.05).sum())
     if over:
@@ -195,7 +224,7 @@ def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpe
     sentence = (f"{'Simulated: ' if decomposition.simulated else ''}a step of {overall.measured_s.sum() * 1e3:.2f} ms "
                 f"spends {top.share:.0%} in {TITLES[top.category]}; for {resources[binding]:.0%} of it the nearest "
                 f"roof is {RESOURCES[binding]}" + (f", of which {TITLES[top.category]} reaches {top.of_roof:.0%}."
-                                                   if top.of_roof and top.binds == binding else "."))
+                                                   if top.of_roof > 0 and top.binds == binding else "."))
     return Verdict(table, steps, gpus, model.name, gpu.name, types.label, types.share > 0, resources, binding,
                    str(top.category), sentence, sentences, decomposition.simulated)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import sqlite3
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -24,6 +25,8 @@ from spoc_lib.nsight.sqlitepages import NULL
 
 #: Tables that are never opened: an environment holds tokens, and nothing here needs it.
 FORBIDDEN = frozenset({"TARGET_INFO_SYSTEM_ENV"})
+#: How an exporter numbers the version of a table, e.g. CUPTI_ACTIVITY_KIND_KERNEL_V3.
+_VERSION = re.compile(r"_V(\d+)$")
 _ROWS_AT_ONCE = 1 << 18  # of Python objects, where SQLite itself must read
 _BATCH_ROWS = 1 << 18
 _BATCHES_AHEAD = 6
@@ -59,6 +62,17 @@ class TraceSource(Protocol):
         ...
 
 
+def by_plain_name(tables: Iterable[str]) -> dict[str, str]:
+    """{name without a version: the table to read}; of several versions of one table the highest."""
+    found: dict[str, tuple[int, str]] = {}
+    for table in tables:
+        version = _VERSION.search(table)
+        plain, number = (table[:version.start()], int(version.group(1))) if version else (table, 0)
+        if number >= found.get(plain, (-1, ""))[0]:
+            found[plain] = number, table
+    return {plain: table for plain, (_, table) in found.items() if plain not in FORBIDDEN}
+
+
 def cpu_threads() -> int:
     """Cores that this process may use, at most 8."""
     return max(1, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
@@ -68,6 +82,7 @@ class SqliteSource:
     """An exported `.sqlite` file, opened read-only and immutable: no lock, no journal, no index is left in it."""
 
     def __init__(self, file: Path, path: Path | None = None) -> None:
+        """file: what is opened; path: what the user gave, where that is something else."""
         self.file, self.path = file, path or file
         self._check_whole()
         uri = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
@@ -81,16 +96,15 @@ class SqliteSource:
             raise self._damaged(error) from error
         self._roots = {name: root for name, kind, root, sql in master
                        if kind == "table" and root and "WITHOUT ROWID" not in (sql or "").upper()}
-        self._tables = frozenset(name for name, *_ in master) - FORBIDDEN
+        self._named = by_plain_name(name for name, *_ in master)
 
     def _check_whole(self) -> None:
         size = self.file.stat().st_size
         with open(self.file, "rb") as opened:
             header = opened.read(100)
-        if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
-            what = "is empty" if size == 0 else "is not an SQLite file"
-            raise InputError("not-a-trace", f"{self.path} {what}: give a trace exported with "
-                             f"'nsys export --type sqlite' (or a .nsys-rep, or a parquetdir)")
+        if len(header) < 100:
+            raise InputError("truncated", f"{self.path} is truncated: it holds {size} bytes, less than a "
+                             f"header; copy or export it again")
         page = int.from_bytes(header[16:18], "big")
         page = 65536 if page == 1 else page
         pages = int.from_bytes(header[28:32], "big")
@@ -102,24 +116,25 @@ class SqliteSource:
             beside = self.file.with_name(self.file.name + suffix)
             if beside.exists() and beside.stat().st_size:
                 raise InputError("unfinished", f"{self.path} is still being written, or its writer was killed "
-                                 f"({beside.name} is beside it): finish the export first")
+                                 f"({beside.name} is beside it): finish the export first, or let SQLite bring in what "
+                                 f"lies there: sqlite3 {self.file.name} 'PRAGMA wal_checkpoint(TRUNCATE)'")
 
     def _damaged(self, error: Exception) -> InputError:
         return InputError("damaged", f"{self.path} is damaged ({error}): copy or export it again")
 
     def tables(self) -> frozenset[str]:
         """See `TraceSource`."""
-        return self._tables
+        return frozenset(self._named)
 
     def columns(self, table: str) -> tuple[str, ...]:
         """See `TraceSource`."""
         return tuple(row[1] for row in self._info(table))
 
     def _info(self, table: str) -> list[tuple]:
-        if table not in self._tables:
+        if table not in self._named:
             return []
         try:
-            return self._connection.execute(f'PRAGMA table_info("{table}")').fetchall()
+            return self._connection.execute(f'PRAGMA table_info("{self._named[table]}")').fetchall()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
 
@@ -137,7 +152,8 @@ class SqliteSource:
             values.extend(beginnings)
         condition = " WHERE " + " AND ".join(tests) if tests else ""
         try:
-            return self._connection.execute(f'SELECT {names} FROM "{table}"{condition}', values).fetchall()
+            return self._connection.execute(f'SELECT {names} FROM "{self._named[table]}"{condition}',
+                                            values).fetchall()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
 
@@ -145,13 +161,13 @@ class SqliteSource:
         """See `TraceSource`; plain tables are read page by page, past SQLite's own machine."""
         info = self._info(table)
         order = {row[1]: index for index, row in enumerate(info)}
-        plain = table in self._roots and not any(
-            row[5] or row[4] is not None for row in info)  # no primary key, no default value
+        root = self._roots.get(self._named[table])
+        plain = not any(row[5] or row[4] is not None for row in info)  # no primary key, no default value
         done = 0
-        if plain:
+        if root is not None and plain:
             handle = os.open(self.file, os.O_RDONLY)
             try:
-                for chunk in sqlitepages.read_chunks(handle, self._roots[table], self._page_size, self._reserved,
+                for chunk in sqlitepages.read_chunks(handle, root, self._page_size, self._reserved,
                                                      [order[column] for column in columns], cpu_threads()):
                     done += chunk.shape[1]
                     yield chunk
@@ -167,8 +183,9 @@ class SqliteSource:
     def _integers_by_sql(self, table: str, columns: Sequence[str], skip: int) -> Iterator[np.ndarray]:
         names = ", ".join(f'"{column}"' for column in columns)
         try:
-            ordered = " ORDER BY rowid LIMIT -1 OFFSET ?" if table in self._roots else " LIMIT -1 OFFSET ?"
-            cursor = self._connection.execute(f'SELECT {names} FROM "{table}"{ordered}', (skip,))
+            named = self._named[table]
+            ordered = " ORDER BY rowid LIMIT -1 OFFSET ?" if named in self._roots else " LIMIT -1 OFFSET ?"
+            cursor = self._connection.execute(f'SELECT {names} FROM "{named}"{ordered}', (skip,))
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 whole = np.array([[_whole(value) for value in row] for row in rows], dtype=np.int64)
                 yield whole.reshape(len(rows), len(columns)).T
@@ -205,10 +222,8 @@ class ParquetSource:
 
     def __init__(self, path: Path) -> None:
         self.path = self.file = path
-        self._files = {file.stem: file for file in sorted(path.glob("*.parquet")) if file.stem not in FORBIDDEN}
-        if not self._files:
-            raise InputError("not-a-trace", f"{path} holds no Parquet files: give the folder that "
-                             f"'nsys export --type parquetdir' wrote")
+        files = {file.stem: file for file in sorted(path.glob("*.parquet"))}
+        self._files = {plain: files[name] for plain, name in by_plain_name(files).items()}
 
     def tables(self) -> frozenset[str]:
         """See `TraceSource`."""

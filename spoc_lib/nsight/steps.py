@@ -6,19 +6,23 @@ of its last kernel), so idle time before the next step belongs to the step that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import difflib
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
+from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
 from spoc_lib.nsight import nvtx
 from spoc_lib.nsight.categories import RuleBook
 from spoc_lib.nsight.nvtx import Range
 from spoc_lib.nsight.trace import Activity, Rank, Trace
 
+#: When the step ran on the host: its NVTX range, null where steps come from the kernels' pattern.
+HOST_COLUMNS = ("host_start_ns", "host_end_ns")
 #: step: the engine's own number, or a count; the batch's fields are null where the trace does not tell them.
-STEP_COLUMNS = ("step", "phase", "start_ns", "end_ns", *Batch._fields)
+STEP_COLUMNS = ("step", "phase", "start_ns", "end_ns", *HOST_COLUMNS, *Batch._fields)
 _HINTS = ("decode_step", "decode", "prefill", "either")  # PhaseHints, one bit each
 _FEWEST_STEPS = 3  # fewer repeats of a pattern are no pattern
 
@@ -39,7 +43,7 @@ class Steps:
 
 def find_steps(trace: Trace, rules: RuleBook) -> Steps:
     """The steps of every rank."""
-    ranges = nvtx.step_ranges(trace.source)
+    ranges = _step_ranges(trace)
     if ranges:
         return _from_ranges(trace, ranges)
     found = {rank: steps for rank in trace.ranks
@@ -53,31 +57,99 @@ def find_steps(trace: Trace, rules: RuleBook) -> Steps:
     return Steps({}, "none", ["no steps recognised: neither NVTX step ranges nor a repeating kernel pattern"])
 
 
-def range_window(trace: Trace, text: str) -> tuple[int, int]:
-    """The extent of the NVTX ranges named `text`."""
-    return nvtx.extent(trace.source, text)
+def _step_ranges(trace: Trace) -> dict[tuple[int, int], list[Range]]:
+    """The ranges that mark engine steps by (report, process), on the trace's clock."""
+    found: dict[tuple[int, int], list[Range]] = {}
+    for number, report in enumerate(trace.reports):
+        for one in nvtx.step_ranges(report.source):
+            moved = replace(one, start=one.start + report.shift_ns, end=one.end + report.shift_ns)
+            found.setdefault((number, one.global_pid), []).append(moved)
+    return found
 
 
-def _from_ranges(trace: Trace, ranges: list[Range]) -> Steps:
-    by_pid: dict[int, list[Range]] = {}
-    for item in ranges:
-        by_pid.setdefault(item.global_pid, []).append(item)
+def _from_ranges(trace: Trace, by_process: dict[tuple[int, int], list[Range]]) -> Steps:
     notes, result = [], {}
     for rank in trace.ranks:
-        own = by_pid.get(rank.global_pid)
-        activity = trace.activities[rank]
-        ids, starts = nvtx.launches(trace.source, rank.global_pid) if own else (np.empty(0), np.empty(0))
-        if own and ids.size and activity.correlation.size:
-            at = np.clip(np.searchsorted(ids, activity.correlation), 0, ids.size - 1)
-            launched = np.where(ids[at] == activity.correlation, starts[at], -1)
-        else:
-            own = own or max(by_pid.values(), key=len)
-            launched = activity.start
+        own, (launched, _) = by_process.get((rank.report, rank.global_pid)), trace.launched(rank)
+        if not own or not launched.size:
+            own = own or max(by_process.values(), key=len)
+            launched = trace.activities[rank].start
             notes = ["step ranges were laid over the kernels by time, for the trace ties no launch to them"]
-        steps = _cut(activity, own, launched)
+        steps = _cut(trace.activities[rank], own, launched)
         if not steps.empty:
             result[rank] = steps
-    return Steps(result, "nvtx", notes)
+    numbered = nvtx.parse_step(next(iter(by_process.values()))[0].text)["step"] is not None
+    return Steps(result if numbered else _numbered(result), "nvtx", notes)
+
+
+def _numbered(found: dict[Rank, pd.DataFrame]) -> dict[Rank, pd.DataFrame]:
+    """Steps that carry no number of the engine's, numbered alike on all ranks: a rank's window may have opened some
+    steps after another's, so each is laid along the first rank's steps where it fits best in time."""
+    if not found:
+        return found
+    first = min(found.values(), key=lambda steps: steps.start_ns.iloc[0])
+    begin = first.start_ns.to_numpy()
+    for rank, steps in found.items():
+        own = steps.start_ns.to_numpy()
+        near = int(np.searchsorted(begin, own[0]))
+        tried = {shift: min(own.size, begin.size - shift)
+                 for shift in range(max(0, near - 2), min(near + 3, begin.size))}
+        shift = min(tried, key=lambda s: float(np.abs(own[:tried[s]] - begin[s:s + tried[s]]).mean()), default=0)
+        found[rank] = steps.assign(step=np.arange(own.size) + shift)
+    return found
+
+
+def range_window(trace: Trace, text: str) -> tuple[tuple[int, int], list[str]]:
+    """(the window of the NVTX ranges named `text` on the GPUs, what a reader must know of it).
+
+    A kernel belongs to a range when its launch lies in it: on the range's own thread, or, for a start/end range, on any
+    of its process. The window reaches from the first such kernel to the end of the last. Where no launch is known or
+    none lies in the ranges, it is their time on the host. InputError for a name that is not there or never ended.
+    """
+    found = [(number, one) for number, report in enumerate(trace.reports)
+             for one in nvtx.ranges_named(report.source, text)]
+    if not found:
+        raise InputError("no-range", f"{trace.path} holds no NVTX range named '{text}'{_alike(trace, text)}")
+    ended = [(n, replace(r, start=r.start + trace.reports[n].shift_ns, end=r.end + trace.reports[n].shift_ns))
+             for n, r in found if r.ended]
+    if not ended:
+        raise InputError("no-range", f"the NVTX range '{text}' never ended in {trace.path}: the capture stopped "
+                         f"before; give its time with --window "
+                         f"{found[0][1].start / 1e9:.6f}:{trace.span_ns[1] / 1e9:.6f}")
+    notes = [] if len(ended) == len(found) else [f"{len(found) - len(ended)} of {len(found)} ranges '{text}' never "
+                                                 f"ended and are left out"]
+    edges = []
+    for rank in trace.ranks:
+        launched, thread = trace.launched(rank)
+        if launched.size:
+            inside = np.zeros(launched.size, dtype=bool)
+            for number, one in ended:
+                if (number, one.global_pid) == (rank.report, rank.global_pid):
+                    inside |= (launched >= one.start) & (launched <= one.end) & (
+                        True if one.thread is None else thread == one.thread)
+            if inside.any():
+                activity = trace.activities[rank]
+                edges.append((int(activity.start[inside].min()), int(activity.end[inside].max())))
+    if edges:
+        if len(ended) > 1:
+            notes.append(f"{len(ended)} ranges are named '{text}': the window reaches from the first kernel launched "
+                         f"in one to the end of the last, with what ran between them")
+        return (min(e[0] for e in edges), max(e[1] for e in edges)), notes
+    why = "no kernel was launched in it" if any(r.launches for r in trace.reports) else "the trace holds no launches"
+    notes.append(f"the window is the time of '{text}' on the host, not its kernels': {why}")
+    return (min(r.start for _, r in ended), max(r.end for _, r in ended)), notes
+
+
+def _alike(trace: Trace, text: str) -> str:
+    """The names nearest to one that is not there."""
+    names = dict.fromkeys(r.text for report in trace.reports for r in nvtx.read_ranges(report.source))
+    near = difflib.get_close_matches(text, names, n=3, cutoff=0.5) or [
+        name for name in names if text.lower() in name.lower()][:3]
+    if near:
+        return f"; near it: {', '.join(repr(name) for name in near)}"
+    few = ", ".join(repr(name) for name in list(names)[:3])
+    return f"; there are {len(names)} other names ({few}{' …' if len(names) > 3 else ''})" if names else \
+        "; it holds no ranges at all (capture with -t cuda,nvtx)"
 
 
 def _cut(activity: Activity, ranges: list[Range], launched: np.ndarray) -> pd.DataFrame:
@@ -97,6 +169,7 @@ def _cut(activity: Activity, ranges: list[Range], launched: np.ndarray) -> pd.Da
     frame["step"] = [row["step"] if row["step"] is not None else int(i) for i, row in zip(which, rows, strict=True)]
     frame["start_ns"] = start
     frame["end_ns"] = np.append(start[1:], max(last, int(start[-1])))
+    frame["host_start_ns"], frame["host_end_ns"] = begin[which], finish[which]
     return frame[frame.end_ns > frame.start_ns].reset_index(drop=True)
 
 

@@ -25,7 +25,7 @@ def decomposition_text(result: Decomposition) -> str:
                      f"idle {row['gap_share']:.1%} of the step, of it between its kernels "
                      f"{row['launch_bound_share']:.1%}")
     if result.waiting.paired:
-        lines.append(result.waiting.sentence)
+        lines += [result.waiting.sentence, *(f"note: {note}" for note in result.waiting.notes)]
     for kernel in result.unknown_kernels[:5]:
         lines.append(f"unknown kernel, {kernel['share']:.1%} of kernel time: {kernel['name'][:80]} "
                      f"(add a rule with --rules)")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import read_json
 from spoc_lib.core.schemas import METRICS
 from spoc_lib.core.tables import read_table
+from spoc_lib.nsight.categories import rule_book
 from spoc_lib.nsight.decompose import Decomposition
+from spoc_lib.nsight.examination import Examination, examine
 from spoc_lib.nsight.late import why_late
+from spoc_lib.nsight.plan import gpus_of, tensor_parallel
+from spoc_lib.nsight.roofline import batch_of
 from spoc_lib.pipeline.parameters import P04, of_kind
 from spoc_lib.pipeline.stage import Stage
 
@@ -38,6 +43,15 @@ def trace_at_limit(stage: Stage) -> tuple[Path, str]:
         f"cluster '{stage.cluster.name}' is a real engine: capture a trace at the limit with --capture "
         f"(spoc nsight plan {stage.cluster.name} tells how by hand), or pass one with --set trace=FILE",
     )
+
+
+def examined(stage: Stage, path: Path, model: ModelSpec, gpu: GpuSpec) -> Examination:
+    """The trace at `path` examined with what the notebook was told beside it."""
+    asked = of_kind(P04, stage.parameters)
+    flags = stage.flags()
+    return examine(path, model, gpu, gpus_of(stage.cluster, flags), tensor_parallel=tensor_parallel(stage.cluster,
+    flags), batch=batch_of(asked.batch, "batch"), steps=asked.steps or None,
+                   rules=rule_book(asked.rules) if asked.rules else None, accept_graph_mode=asked.accept_graph_mode)
 
 
 def late_sentences(stage: Stage, found: Decomposition) -> list[str]:

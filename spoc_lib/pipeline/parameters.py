@@ -125,12 +125,18 @@ class P03(Workload):
 
 
 class P04(Workload):
-    """Of the trace analysis; trace: a file to read, capture: make one."""
+    """Of the trace analysis; trace: a file to read, or a folder of those that ran together, capture: make one. What a
+    trace may not tell: batch (tokens=…,decodes=…, of an average step), steps (in the window), rules (a file of
+    categories), accept_graph_mode (no graphs were launched)."""
 
     flags: FlagWords = ""
     users: Count = 0
     trace: Text = ""
     capture: Flag = False
+    batch: Text = ""
+    steps: Count = 0
+    rules: Text = ""
+    accept_graph_mode: Flag = False
 
 
 class P05(Common):
@@ -232,5 +238,5 @@ def _user_path(name: str, value: str) -> str:
     recording = value.removeprefix("traces:")
     if recording != value and os.path.exists(os.path.expanduser(recording)):  # else a set on a hub
         return f"traces:{os.path.abspath(os.path.expanduser(recording))}"
-    is_path = name in ("monorepo", "trace") or value.endswith((".yaml", ".yml"))
+    is_path = name in ("monorepo", "trace", "rules") or value.endswith((".yaml", ".yml"))
     return os.path.abspath(os.path.expanduser(value)) if is_path and value else value

@@ -49,14 +49,15 @@ def steps_with_gaps(trace, names, *, gap_ns, host_ns, count=30):
     """`count` decode steps of ten kernels of 1 ms, `gap_ns` between kernels and `host_ns` behind the last."""
     at = 1_000_000
     for step in range(count):
-        begin = at
-        for _ in range(10):
-            trace.kernel(names["gemm"], at, at + 1_000_000)
+        begin = at - 2_000
+        for kernel in range(10):  # each launched 1 us before it starts: late wherever the GPU was idle by then
+            trace.launch(at - 1_000, step * 10 + kernel + 1)
+            trace.kernel(names["gemm"], at, at + 1_000_000, correlation=step * 10 + kernel + 1)
             at += 1_000_000 + gap_ns
         at += host_ns
         trace.nvtx(f"spoc step={step} phase=decode tokens=8 decodes=8 decode_context=8000 decode_window=1024 "
                    f"prefills=0 prefill_tokens=0 prefill_pairs=0.0 prefill_window_pairs=0.0 prefill_context=0 logits=8",
-                   begin, at - 1)
+                   begin, at - 2_001)
     trace.meta("CUDA_GRAPH_TRACE_OPTIONS:MODE", "Node")
     return trace.done()
 

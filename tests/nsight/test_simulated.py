@@ -212,7 +212,9 @@ def test_the_captures_cost_is_told(engine, trace):
 def test_idle_time_has_causes(engine, trace):
     report = explain_idle(decompose(trace[0]))
     causes = report.table.set_index("cause").seconds
-    assert causes["outside"] == causes["waiting"] == 0 and causes["launch"] > 0 and causes["host"] > 0
+    # a step's kernels are one graph, launched in time: what lies between them is the GPU's own, not the host's
+    assert causes["outside"] == causes["waiting"] == causes["launch"] == causes["unknown"] == 0
+    assert causes["device"] > 0 and causes["host"] > 0
     assert "idle for" in report.sentence
 
 
