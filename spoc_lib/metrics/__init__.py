@@ -1,7 +1,7 @@
 """Each figure of a load once: its name, unit, formula and rules (`METRICS`), and the code that every room asks.
 
     seen = Measured(requests, chunks, window)        # REQUESTS, CHUNKS, (start_s, end_s)
-    seen.percentiles("ttft"), seen.number("output_tokens_per_s"), seen.samples("itl").percentile(99.9)
+    seen.percentiles("ttft"), seen.numbers("output_tokens_per_s"), seen.samples("itl").percentile(99.9)
 """
 
 from spoc_lib.metrics import definitions as _definitions  # noqa: F401  (fills METRICS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from spoc_lib.config import Slo
 from spoc_lib.metrics.measured import Measured, Waits
-from spoc_lib.metrics.occupancy import Occupancy
-from spoc_lib.metrics.registry import metric
+from spoc_lib.metrics.registry import METRICS, Metric, metric
 from spoc_lib.metrics.samples import Samples
 
 _SENT = "requests sent in it"
@@ -19,7 +20,6 @@ _AT_LEAST = ("at least what it waited: its weight goes to those that waited long
              "where it waited longer, and where one waited less, all requests sent within one limit of the end are "
              "left out")
 _NONE = "not counted"
-_TIME = "the part of it that lies in the window"
 _SECONDS = {"unit": "s", "shown": "s", "digits": 2, "better": "lower"}
 _MILLISECONDS = {"unit": "s", "shown": "ms", "scale": 1e3, "digits": 1, "better": "lower"}
 
@@ -155,35 +155,18 @@ def cached_ratio(seen: Measured) -> float | None:
     return float(seen.records.cached_tokens[told].sum()) / whole if whole else None
 
 
-@metric("users", title="live", unit="users", belongs=_TIME, failed="live until it failed", cut="live to the end",
-        shown="users")
-def live_users(counted: Occupancy) -> float:
-    """In flight + thinking + late; must be the users asked for (Little's law, N = X (R + Z), as its own integral)."""
-    return counted.live
+def _users(name: str, of: str, title: str, formula: str, failed: str, cut: str, **told: Any) -> None:
+    told = {"unit": "users", "shown": "users", "belongs": "the part of it that lies in the window"} | told
+    METRICS[name] = Metric(name, title, formula=formula, failed=failed, cut=cut, kind="users", of=attrgetter(of), **told)
 
 
-@metric("users", title="thinking", unit="users", belongs=_TIME, failed="its user thinks on", cut="–", shown="users")
-def thinking_users(counted: Occupancy) -> float:
-    """Mean number of users between the end of an answer and the next intended sending."""
-    return counted.thinking
-
-
-@metric("users", title="in flight", unit="users", belongs=_TIME, failed="in flight until it failed",
-        cut="in flight to the end", shown="users")
-def in_flight_users(counted: Occupancy) -> float:
-    """Mean number of requests between sending and end."""
-    return counted.in_flight
-
-
-@metric("users", title="late", unit="users", belongs=_TIME, failed="as any other", cut="as any other", better="lower",
-        shown="users")
-def late_users(counted: Occupancy) -> float:
-    """Mean number of users between the intended and the actual sending: the load generator's own doing."""
-    return counted.late
-
-
-@metric("users", title="Little's law off by", unit="", belongs=_TIME, failed="as above", cut="as above",
-        better="lower", shown="%", scale=100)
-def little_error_ratio(counted: Occupancy) -> float:
-    """How far live users lie from the users asked for, over the latter."""
-    return counted.little_error_ratio
+_users("live_users", "live", "live", "In flight + thinking + late; must be the users asked for (Little's law, N = "
+       "X (R + Z), as its own integral).", "live until it failed", "live to the end")
+_users("thinking_users", "thinking", "thinking", "Mean number of users between the end of an answer and the next "
+       "intended sending.", "its user thinks on", "–")
+_users("in_flight_users", "in_flight", "in flight", "Mean number of requests between sending and end.",
+       "in flight until it failed", "in flight to the end")
+_users("late_users", "late", "late", "Mean number of users between the intended and the actual sending: the load "
+       "generator's own doing.", "as any other", "as any other", better="lower")
+_users("little_error_ratio", "little_error_ratio", "Little's law off by", "How far live users lie from the users asked "
+       "for, over the latter.", "as above", "as above", better="lower", unit="", shown="%", scale=100)

@@ -23,8 +23,7 @@ class Gaps:
     def between(self, start_s: float, end_s: float) -> Gaps:
         """Those that end in [start_s, end_s)."""
         inside = (self.time_s >= start_s) & (self.time_s < end_s)
-        return self if inside.all() else Gaps(self.request[inside], self.time_s[inside], self.tokens[inside],
-                                              self.gap_s[inside])
+        return Gaps(self.request[inside], self.time_s[inside], self.tokens[inside], self.gap_s[inside])
 
     @property
     def itl(self) -> Samples:

@@ -27,62 +27,25 @@ EVERYBODY = "all"
 SHARE_MARK = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class Records:
     """REQUESTS as arrays (requests,), times in seconds; NaN where the event never happened. What the server's usage
     does not tell of a prompt is as intended."""
 
-    request: np.ndarray
-    persona: np.ndarray
-    user: np.ndarray
-    intended_send_s: np.ndarray
-    send_s: np.ndarray
-    first_s: np.ndarray
-    end_s: np.ndarray
-    prompt_tokens: np.ndarray
-    output_tokens: np.ndarray
-    cached_tokens: np.ndarray
-    intended_output_tokens: np.ndarray
-    outcome: np.ndarray
-
-    @classmethod
-    def of(cls, requests: pd.DataFrame) -> Records:
-        """From REQUESTS."""
-
-        def numbers(column: str, fallback: str | None = None) -> np.ndarray:
+    def __init__(self, requests: pd.DataFrame) -> None:
+        def numbers(column: str, fallback: str = "") -> np.ndarray:
             values = requests[column].to_numpy(float, na_value=np.nan)
-            if fallback is not None:
-                values = np.where(np.isnan(values), requests[fallback].to_numpy(float, na_value=np.nan), values)
-            return values
+            return np.where(np.isnan(values), numbers(fallback), values) if fallback else values
 
-        return cls(
-            request=requests["request"].to_numpy(np.int64), persona=requests["persona"].to_numpy(str),
-            user=requests["user"].to_numpy(np.int64), intended_send_s=numbers("intended_send_s"),
-            send_s=numbers("send_s", "intended_send_s"), first_s=numbers("first_token_s"), end_s=numbers("end_s"),
-            prompt_tokens=numbers("prompt_tokens", "intended_prompt_tokens"), output_tokens=numbers("output_tokens"),
-            cached_tokens=np.where(requests["prompt_tokens"].isna(), np.nan, numbers("cached_tokens")),
-            intended_output_tokens=numbers("intended_output_tokens"), outcome=requests["outcome"].to_numpy(str),
-        )
-
-    @property
-    def failed(self) -> np.ndarray:
-        """Mask of the requests that failed."""
-        return self.outcome == "failed"
-
-    @property
-    def completed(self) -> np.ndarray:
-        """Mask of the requests that were answered whole."""
-        return self.outcome == "completed"
-
-    @property
-    def censored(self) -> np.ndarray:
-        """Mask of the requests that the end of the load cut."""
-        return self.outcome == "censored"
-
-    @property
-    def ttft_s(self) -> np.ndarray:
-        """From sending to the first token; NaN where none came."""
-        return self.first_s - self.send_s
+        self.request, self.user = (requests[name].to_numpy(np.int64) for name in ("request", "user"))
+        self.persona, outcome = (requests[name].to_numpy(str) for name in ("persona", "outcome"))
+        self.completed, self.failed, self.censored = (outcome == one for one in ("completed", "failed", "censored"))
+        self.intended_send_s, self.send_s = numbers("intended_send_s"), numbers("send_s", "intended_send_s")
+        self.first_s, self.end_s = numbers("first_token_s"), numbers("end_s")
+        self.ttft_s = self.first_s - self.send_s
+        self.prompt_tokens = numbers("prompt_tokens", "intended_prompt_tokens")
+        self.cached_tokens = np.where(np.isnan(numbers("prompt_tokens")), np.nan, numbers("cached_tokens"))
+        self.output_tokens = numbers("output_tokens")
+        self.intended_output_tokens = numbers("intended_output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +67,7 @@ class Measured:
 
     def __init__(self, requests: pd.DataFrame, chunks: pd.DataFrame | None, window: Span,
                  end_s: float | None = None) -> None:
-        self.records = Records.of(requests)
+        self.records = Records(requests)
         self.window = window
         known = [self.records.send_s, self.records.first_s, self.records.end_s]
         last = max((float(np.nanmax(one)) for one in known if np.isfinite(one).any()), default=window[1])
@@ -131,13 +94,9 @@ class Measured:
         """When each request was last known to be alive: its end, or the end of the load."""
         return np.where(np.isnan(self.records.end_s), self.end_s, self.records.end_s)
 
-    def number(self, name: str) -> float | None:
-        """The value of a metric that is one number a window; None where nobody told it."""
-        return METRICS[name].of(self)
-
-    def numbers(self, *names: str) -> dict[str, float | None]:
-        """Several of them by name."""
-        return {name: self.number(name) for name in names}
+    def numbers(self, *names: str) -> dict[str, Any]:
+        """Metrics that are one number a window, by name; None where nobody told it."""
+        return {name: METRICS[name].of(self) for name in names}
 
     def percentiles(self, name: str, persona: str = EVERYBODY) -> dict[str, float]:
         """{'p50': …, 'p95': …, 'p99': …} of a latency, as it is shown everywhere."""
@@ -154,7 +113,7 @@ class Measured:
     def failures(self, persona: str = EVERYBODY) -> Samples:
         """One sample a request sent in the window: +inf where it failed, else 0. One that was cut off by the end of
         the load has not failed."""
-        return self._shares(self.sent & self._persona(persona), self.records.failed)
+        return self._requests(np.where(self.records.failed, np.inf, 0.0), self.sent & self._persona(persona))
 
     def shortfalls(self, slos: Sequence[Slo], persona: str = EVERYBODY) -> Samples:
         """One sample a request sent in the window: +inf where it failed or was beyond a limit on latency that applies
@@ -173,7 +132,7 @@ class Measured:
                 decided = np.zeros(len(short), dtype=bool)
                 decided[owner] = True
                 counted &= decided | ~applies
-        return self._shares(counted, short)
+        return self._requests(np.where(short, np.inf, 0.0), counted)
 
     def samples(self, name: str, persona: str = EVERYBODY, limit_s: float | None = None) -> Samples:
         """Samples of a latency over one persona's requests (or everybody's).
@@ -207,25 +166,19 @@ class Measured:
         return np.ones(len(self.records.request), dtype=bool) if persona == EVERYBODY else \
             self.records.persona == persona
 
-    def _shares(self, chosen: np.ndarray, bad: np.ndarray) -> Samples:
-        return self._requests(np.where(bad, np.inf, 0.0), np.flatnonzero(chosen))
-
-    def _requests(self, value_s: np.ndarray, owner: np.ndarray, cut: np.ndarray | None = None) -> Samples:
-        return Samples(value_s[owner], np.ones(len(owner)), self.records.user[owner], self.records.send_s[owner],
-                       None if cut is None else cut[owner])
+    def _requests(self, value_s: np.ndarray, kept: np.ndarray, cut: np.ndarray | None = None) -> Samples:
+        return Samples(value_s, np.ones(len(kept)), self.records.user, self.records.send_s, cut).where(kept)
 
     def _decided(self, waits: Waits, limit_s: float | None) -> tuple[Samples, np.ndarray]:
         """Samples of the requests sent in the window, and the index of each in the records."""
         value_s, kept = waits.value_s, self.sent & ~np.isnan(waits.value_s)
         if limit_s is None:
-            owner = np.flatnonzero(kept)
-            return self._requests(value_s, owner, waits.cut), owner
+            return self._requests(value_s, kept, waits.cut), np.flatnonzero(kept)
         over = waits.cut & (value_s > limit_s)
         unknown = waits.cut & ~over
         if (kept & unknown).any():
             kept &= ~unknown & (self.records.send_s < float(self.cut_s[waits.cut].max()) - limit_s * waits.per)
-        owner = np.flatnonzero(kept)
-        return self._requests(np.where(over, np.inf, value_s), owner), owner
+        return self._requests(np.where(over, np.inf, value_s), kept), np.flatnonzero(kept)
 
     @cached_property
     def streams(self) -> Streams:

@@ -36,7 +36,7 @@ class Metric:
 METRICS: dict[str, Metric] = {}
 
 
-def metric(kind: Literal["waits", "samples", "number", "users"], **told: Any) -> Callable[[Callable], Callable]:
+def metric(kind: Literal["waits", "samples", "number"], **told: Any) -> Callable[[Callable], Callable]:
     """Registers the function below as a metric of its name, its docstring being the formula; `told`: the other fields
     of `Metric`."""
 

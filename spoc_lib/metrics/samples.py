@@ -58,8 +58,3 @@ class Samples:
     def percentiles(self, qs: Sequence[float] = (50, 95, 99)) -> dict[str, float]:
         """{'p50': …, 'p95': …, 'p99': …}, likewise."""
         return self.ranked().percentiles(qs)
-
-    @property
-    def mean_s(self) -> float:
-        """Mean over the weights; NaN without samples."""
-        return float(np.average(self.value_s, weights=self.weight)) if len(self) else float("nan")

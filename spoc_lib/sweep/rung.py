@@ -49,13 +49,14 @@ def summarise(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFram
         rung=rung, users=users, driver=driver, start_s=start_s, window_start_s=float(window[0]),
         window_end_s=float(window[1]), end_s=end_s, planned=planned, **outcomes,
         **counted.numbers("live_users", "thinking_users", "in_flight_users", "little_error_ratio"),
-        **seen.numbers("request_rate_per_s", "output_tokens_per_s", "prompt_tokens_per_s"), **_latencies(seen),
-        cached_ratio=cached if (cached := seen.number("cached_ratio")) is not None else server["cached_ratio"],
-        kv_usage_ratio=server["kv_usage_ratio"],
+        **seen.numbers("request_rate_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "cached_ratio"),
+        **_latencies(seen), kv_usage_ratio=server["kv_usage_ratio"],
         sm_active_ratio=server["sm_active_ratio"], dram_active_ratio=server["dram_active_ratio"],
         preemptions=None if server["preemptions"] is None else int(round(server["preemptions"])),
         waiting_mean=server["waiting"], client_limited=client_limited,
     )
+    if row["cached_ratio"] is None:
+        row["cached_ratio"] = server["cached_ratio"]
     reasons = _invalid(row, counted, seen, server)
     row["verdict"] = "invalid" if reasons else overall(verdicts)
     row["binding"] = _binding(verdicts)

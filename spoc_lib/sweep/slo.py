@@ -104,4 +104,4 @@ def limit_curve(seen: Measured, slos: Sequence[Slo], *, rung: int, users: int, d
 def goodput(seen: Measured, slos: Sequence[Slo]) -> dict:
     """Requests of the window that met every limit that applies to them: `good_ratio`, `good_per_s`, `error_ratio`."""
     return {"requests": len(seen.shortfalls(slos)), "good_ratio": METRICS["goodput"].of(seen, slos),
-            "good_per_s": METRICS["goodput_per_s"].of(seen, slos), "error_ratio": seen.number("error_rate")}
+            "good_per_s": METRICS["goodput_per_s"].of(seen, slos), "error_ratio": METRICS["error_rate"].of(seen)}

@@ -73,7 +73,7 @@ def _itl(seen: Measured, metrics: pd.DataFrame, span: tuple[float, float]) -> li
     itl = seen.gaps.itl
     if histogram is None or not histogram.count or not len(itl):
         return []
-    mean = itl.mean_s
+    mean = float(np.average(itl.value_s, weights=itl.weight))
     agrees = abs(mean - histogram.mean) <= ITL_SLACK_S + (ITL_RATIO - 1) * histogram.mean
     return [_row("mean ITL", "s", mean, histogram.mean, histogram.mean, histogram.mean, agrees,
                  "chunks are delayed, merged or counted differently between the two")]
@@ -95,7 +95,7 @@ def _tokens(seen: Measured, metrics: pd.DataFrame, span: tuple[float, float]) ->
                          "the server's template or tokenizer counts prompts differently, or others use it too"))
     hits = counter_increase(metrics, "vllm:prefix_cache_hits_total", *span)
     queries = counter_increase(metrics, "vllm:prefix_cache_queries_total", *span)
-    cached = seen.number("cached_ratio")
+    cached = seen.numbers("cached_ratio")["cached_ratio"]
     if hits is not None and queries and cached is not None:
         theirs = hits / queries
         rows.append(_row("cached share of prompt tokens", "", cached, theirs, theirs, theirs,

@@ -71,7 +71,7 @@ def test_whose_values_count_in_a_window_and_as_what(seen, name, values):
     ("output_tokens_per_s", 15 / 10), ("prompt_tokens_per_s", (100 + 20 + 20 + 10) / 10),
     ("request_rate_per_s", 2 / 10), ("cached_ratio", 15 / 20), ("error_rate", 1 / 4)])
 def test_rates_and_shares_of_a_window(seen, name, value):
-    assert seen.number(name) == value
+    assert seen.numbers(name) == {name: value}
 
 
 def test_a_wait_that_was_cut_off_counts_as_at_least_so_long(seen):
