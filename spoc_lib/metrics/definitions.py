@@ -157,7 +157,8 @@ def cached_ratio(seen: Measured) -> float | None:
 
 def _users(name: str, of: str, title: str, formula: str, failed: str, cut: str, **told: Any) -> None:
     told = {"unit": "users", "shown": "users", "belongs": "the part of it that lies in the window"} | told
-    METRICS[name] = Metric(name, title, formula=formula, failed=failed, cut=cut, kind="users", of=attrgetter(of), **told)
+    METRICS[name] = Metric(name, title, formula=formula, failed=failed, cut=cut, kind="users", of=attrgetter(of),
+                           **told)
 
 
 _users("live_users", "live", "live", "In flight + thinking + late; must be the users asked for (Little's law, N = "
