@@ -27,7 +27,7 @@ from scipy.optimize import brentq
 
 from spoc_lib.config import Slo
 from spoc_lib.core.files import to_json, write_json
-from spoc_lib.sweep.interval import Samples
+from spoc_lib.metrics import Samples
 from spoc_lib.sweep.ladder import Ladder
 from spoc_lib.sweep.slo import slo_row
 

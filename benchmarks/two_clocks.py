@@ -36,6 +36,7 @@ from spoc_lib.core.stats import percentile
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.virtual import VirtualRun, play
 from spoc_lib.engine.virtual_plain import PlainRun
+from spoc_lib.metrics import streams
 from spoc_lib.servers import launch
 from spoc_lib.workload import build_script
 
@@ -46,9 +47,7 @@ TOLERANCE = {30: 0.03, 100: 0.05}
 
 def gaps(chunks: pd.DataFrame, requests: set[int]) -> np.ndarray:
     """Seconds between neighbouring chunks of these requests."""
-    ordered = chunks[chunks.request.isin(requests)].sort_values(["request", "time_s"])
-    same = ordered.request.diff() == 0
-    return ordered.time_s.diff()[same].to_numpy()
+    return streams(chunks[chunks.request.isin(requests)]).gaps.gap_s
 
 
 class SameArrivals(PlainRun):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from spoc_lib.config import load_cluster
-from spoc_lib.core.stats import percentiles
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.steptime import passport
 from spoc_lib.engine.virtual import VirtualRun, play
+from spoc_lib.metrics import Measured
 from spoc_lib.workload import build_script
 
 
@@ -35,21 +34,16 @@ def simulate(cluster_name: str, *, users: int, duration_s: float, warmup_s: floa
 
 
 def figures(run: VirtualRun) -> dict[str, Any]:
-    """What a run says in its window: latencies in seconds, rates a second.
-
-    TTFT: requests answered in the window; failed ones and those that have waited for half the window or longer
-    without an answer count as infinite (shorter waits at the end say nothing yet and are left out).
-    """
+    """What a run says in its window: latencies in seconds, rates a second (see `metrics`); its steps' means."""
     start, end = run.window
-    requests, chunks, steps = run.requests, run.chunks, run.steps
-    answered = requests[(requests["first_token_s"] >= start)]
-    failed = (requests["outcome"] == "failed") & (requests["send_s"] >= start)
-    waiting = requests["first_token_s"].isna() & ~failed & (requests["send_s"] <= (start + end) / 2)
-    hopeless = int(failed.sum() + (waiting & (requests["outcome"] == "censored")).sum())
-    inside = chunks[(chunks["time_s"] >= start) & (chunks["time_s"] <= end)]
-    within = steps[(steps["end_s"] > start)]
+    requests, steps = run.requests, run.steps
+    seen = Measured(requests, run.chunks, run.window, run.simulated_s)
+    within = steps[(steps["end_s"] >= start) & (steps["end_s"] < end)]
     duration = within["duration_s"]
     queries = float(within["prefix_queries"].sum())
+    rates = seen.numbers("output_tokens_per_s", "prompt_tokens_per_s", "request_rate_per_s", "cached_ratio")
+    if rates["cached_ratio"] is None:  # no request told it: the engine's own count
+        rates["cached_ratio"] = float(within["prefix_hits"].sum()) / queries if queries else 0.0
     return {
         "users": run.users,
         "simulated": True,
@@ -60,14 +54,9 @@ def figures(run: VirtualRun) -> dict[str, Any]:
         "core": run.core,
         "window_s": [start, end],
         "requests": len(requests),
-        "completed": int((requests["outcome"] == "completed").sum()),
-        "failed": int((requests["outcome"] == "failed").sum()),
-        "censored": int((requests["outcome"] == "censored").sum()),
-        "ttft_s": percentiles(np.append(answered["ttft_s"].to_numpy(), np.full(hopeless, np.inf))),
-        "itl_s": percentiles(inter_token_s(inside)),
-        "output_tokens_per_s": float(inside["tokens"].sum()) / (end - start),
-        "prompt_tokens_per_s": float(answered["intended_prompt_tokens"].sum()) / (end - start),
-        "cached_ratio": float(within["prefix_hits"].sum()) / queries if queries else 0.0,
+        **{name: int((requests["outcome"] == name).sum()) for name in ("completed", "failed", "censored")},
+        **{f"{name}_s": seen.percentiles(name) for name in ("ttft", "itl", "tpot", "e2e")},
+        **rates,
         "kv_usage_ratio": float(np.average(within["kv_usage_ratio"], weights=duration)) if len(within) else 0.0,
         "running_mean": float(np.average(within["running"], weights=duration)) if len(within) else 0.0,
         "waiting_mean": float(np.average(within["waiting"], weights=duration)) if len(within) else 0.0,
@@ -75,13 +64,3 @@ def figures(run: VirtualRun) -> dict[str, Any]:
         "steps": len(within),
         "passport": run.passport,
     }
-
-
-def inter_token_s(chunks: pd.DataFrame) -> np.ndarray:
-    """Gaps between a request's chunks divided over the tokens they carry, one value a token (seconds)."""
-    order = np.lexsort((chunks["time_s"].to_numpy(), chunks["request"].to_numpy()))
-    request = chunks["request"].to_numpy()[order]
-    at, tokens = chunks["time_s"].to_numpy()[order], chunks["tokens"].to_numpy()[order]
-    follows = np.diff(request) == 0
-    carried = tokens[1:][follows]
-    return np.repeat((np.diff(at)[follows] / carried), np.maximum(carried, 1).astype(int))

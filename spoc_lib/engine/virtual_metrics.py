@@ -16,6 +16,7 @@ from spoc_lib.core.schemas import METRICS
 from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.gpu_counters import Activity, GpuCounters, activity
 from spoc_lib.engine.runlog import RunLog, progress
+from spoc_lib.metrics import Streams
 
 _LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
                     480.0, 960.0, 1920.0, 7680.0, np.inf)
@@ -96,11 +97,10 @@ def _vllm(log: RunLog, model: str, grid: np.ndarray) -> Iterator[Sample]:
 
 
 def _token_gaps(log: RunLog) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds between consecutive tokens of a request, and when each gap ended, in order of its end."""
-    order = np.argsort(log.token_request, kind="stable")
-    request, when = log.token_request[order], log.steps["end_s"][log.token_step[order]]
-    follows = np.flatnonzero(np.diff(request) == 0) + 1
-    return when[follows] - when[follows - 1], when[follows]
+    """Seconds between consecutive tokens of a request, and when each gap ended."""
+    when = log.steps["end_s"][log.token_step]
+    gaps = Streams.of(log.token_request, when, np.ones(len(when))).gaps
+    return gaps.gap_s, gaps.time_s
 
 
 def _cumulated(when: np.ndarray, weight: np.ndarray, grid: np.ndarray) -> np.ndarray:

@@ -19,11 +19,11 @@ import pandas as pd
 from spoc_lib.core.errors import SpocError
 from spoc_lib.core.files import write_json
 from spoc_lib.core.stats import percentile
-from spoc_lib.load import figures
 from spoc_lib.load.gate import CPU_SHARE, LAG_SHARE, SelfCheck, host_key, stored_path
 from spoc_lib.load.plan import FixedTurns, LoadPlan
 from spoc_lib.load.runner import LoadRun, run
 from spoc_lib.load.script import fixed_stream
+from spoc_lib.metrics import Measured
 
 WALL_US = 1e6
 
@@ -87,13 +87,11 @@ def selfcheck(users: int = 100, duration_s: float = 10.0, *, ttft_s: float = 0.2
 
 def judge(result: LoadRun, ttft_s: float, itl_s: float, report: Mapping[str, Any]) -> SelfCheck:
     """The SelfCheck of a LoadRun against a paced server and that server's own report."""
-    start_s, end_s = result.window
-    timed = figures.started_in(result.requests, start_s, end_s)
-    errors = timed["ttft_s"].dropna().to_numpy() - ttft_s
-    chunks = result.chunks
-    gaps = figures.gap_table(chunks[chunks["request"].isin(timed["request"])])["gap_s"].to_numpy()
-    off = np.abs(gaps - itl_s)
-    lags = stamp_lags(timed, chunks, report["writes"], result.plan.salt)
+    seen = Measured(result.requests, result.chunks, result.window)
+    answered = seen.sent & ~np.isnan(seen.records.ttft_s)
+    errors = seen.records.ttft_s[answered] - ttft_s
+    off = np.abs(seen.samples("inter_chunk").value_s - itl_s)
+    lags = stamp_lags(result.requests[seen.sent], result.chunks, report["writes"], result.plan.salt)
     summary = result.summary
     per_token = summary["client_cpu_us_per_token"] or 0.0
     ceiling = WALL_US * CPU_SHARE / per_token if per_token else 0.0

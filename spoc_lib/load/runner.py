@@ -22,7 +22,6 @@ from spoc_lib.core.tables import read_table, write_table
 from spoc_lib.engine.http.marks import mark
 from spoc_lib.load.books import REPLIES, TABLES
 from spoc_lib.load.endpoint import probe, reset_prefix_cache
-from spoc_lib.load.figures import started_in
 from spoc_lib.load.gate import stored
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.load.processes import Clients, need_ports, undisturbed
@@ -197,7 +196,7 @@ def _settle(plan: LoadPlan, folder: Path, folders: list[Path], facts: dict[str, 
     if plan.master is not None:
         summary["workers"] = [{name: report[name] for name in ("worker", "clock_offset_s", "clock_error_s")}
                               for report in reports]
-    timed = started_in(requests, window.start_s, window.end_s)
+    timed = requests[requests["send_s"].between(window.start_s, window.end_s, inclusive="left")]
     reuse = reuse_table(planned, timed)
     summary["reuse"] = plain(reuse.to_dict("records"))
     summary["notes"] += warmed(reuse, len(timed), plan.cache)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from spoc_lib.core.stats import percentile, percentiles
+from spoc_lib.core.stats import percentile
 from spoc_lib.load import figures
 from spoc_lib.load.gate import SelfCheck, client_limits
-from spoc_lib.load.occupancy import LITTLE_TOLERANCE, Occupancy, occupancy
 from spoc_lib.load.plan import LoadPlan
-from spoc_lib.load.window import Window, mean_in_flight
+from spoc_lib.load.window import Window
+from spoc_lib.metrics import EVERYBODY, LITTLE_TOLERANCE, Measured, little, occupancy
 
 #: Share of the asked users that must have been live, on average over the window.
 USERS_TOLERANCE = 0.01
@@ -27,35 +27,35 @@ MERGED_RATIO = 0.01
 def summarise(plan: LoadPlan, requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame, window: Window,
               facts: Mapping[str, Any], check: SelfCheck | None) -> dict[str, Any]:
     """The result of `load run`, as `--json` writes it. `facts`: what the clients reported (see `runner`)."""
-    timed = figures.started_in(requests, window.start_s, window.end_s)
-    live = mean_metric(metrics, "live_users", window) if plan.arrivals is None else arrived_users(requests, window)
-    there = window.length_s > 0  # a rung that was cut in its ramp has no window
-    flight = float(mean_in_flight(requests, np.array([window.start_s, window.end_s]))[0]) if there else math.nan
-    late = figures.late_users(requests, window.start_s, window.end_s)
-    law = figures.little(requests, live, window.start_s, window.end_s, 0.0 if plan.arrivals else math.nan)
-    if plan.arrivals is None and there:
-        law["little_error_ratio"] = accounted(plan, requests, window, facts).little_error_ratio
+    span = (window.start_s, window.end_s)
+    seen = Measured(requests, chunks, span)
+    longest_s = max(plan.gap_cap_s, plan.fixed.think_time_s if plan.fixed else 0.0)
+    counted = occupancy(requests, plan.users, span, facts["start_s"], max(facts["stop_s"], window.end_s),
+                        longest_s if plan.arrivals is None else 0.0)
+    law = little(requests, counted.live, *span, 0.0 if plan.arrivals else math.nan)
+    if plan.arrivals is None:
+        law["little_error_ratio"] = counted.little_error_ratio
     result = {
-        **outcome_counts(requests), "planned": facts["planned"],
-        **latencies(timed, chunks), **rates(requests, chunks, window),
+        **outcome_counts(requests), "planned": facts["planned"], **latencies(seen),
+        **seen.numbers("output_tokens_per_s", "prompt_tokens_per_s", "request_rate_per_s", "cached_ratio"),
         "base_url": plan.base_url, "model": plan.model, "users": plan.users, "processes": plan.processes,
         "personas": "fixed" if plan.fixed else plan.personas, "seed": plan.seed, "salt": plan.salt,
         "cache": plan.cache,
         "start": plan.start, "gap_cap_s": plan.gap_cap_s,
         "arrivals": plan.arrivals.model_dump() if plan.arrivals else None,
         "window": window.to_dict(), "window_verdict": window.verdict,
-        "live_users": live, "in_flight_users": flight, "late_users": late,
-        "thinking_users": live - flight - late, "finished_users": finished_users(metrics), **law,
+        **counted.numbers("live_users", "thinking_users", "in_flight_users", "late_users"), **law,
+        "client_live_users": mean_metric(metrics, "live_users", window), "finished_users": finished_users(metrics),
         "errors": error_counts(requests), "error_samples": dict(facts["error_samples"]),
         "retry_after": facts["retry_after"], "tokens_source": tokens_source(requests),
         "short_answers": short_answers(requests), "output_claimed_ratio": claimed_ratio(requests),
-        "schedule_lag_s": schedule_lag(timed),
-        "per_persona": {persona: {**outcome_counts(own), **latencies(own, chunks)}
-                        for persona, own in timed.groupby("persona")},
+        "schedule_lag_s": seen.percentiles("schedule_lag"),
+        "per_persona": {persona: {**outcome_counts(own), **latencies(seen, persona)}
+                        for persona, own in requests[seen.sent].groupby("persona")},
         "interrupted": facts["interrupted"], "lost_clients": facts["lost_clients"], "lost_why": facts["lost_why"],
         "stamps": facts["stamps"], "notes": list(facts["notes"]),
     }
-    result.update(client_figures(metrics, chunks, window), merged_ratio=figures.merged_ratio(chunks))
+    result.update(client_figures(metrics, chunks, window), merged_ratio=figures.merged_ratio(seen.streams))
     result["outages"] = figures.outages(requests, facts["start_s"])
     result["notes"] += result["outages"] + blurred(result)
     limits = client_limits(result, plan.processes, check)
@@ -72,24 +72,9 @@ def outcome_counts(requests: pd.DataFrame) -> dict[str, int]:
     return {"planned": len(requests), **counts}
 
 
-def latencies(requests: pd.DataFrame, chunks: pd.DataFrame) -> dict[str, Any]:
-    """`ttft_s`, `itl_s`, `tpot_s`, `e2e_s`: {p50, p95, p99} in seconds, raw values, failures as infinity."""
-    return {"ttft_s": percentiles(figures.ttft_values(requests)),
-            "itl_s": percentiles(figures.itl_values(requests, chunks)),
-            "tpot_s": percentiles(figures.tpot_values(requests)),
-            "e2e_s": percentiles(figures.e2e_values(requests))}
-
-
-def rates(requests: pd.DataFrame, chunks: pd.DataFrame, window: Window) -> dict[str, float | None]:
-    """Tokens a second by token events in the window; prompt tokens by the first token of their request."""
-    times = chunks["time_s"]
-    inside = chunks[(times >= window.start_s) & (times < window.end_s)]
-    prefilled = requests[(requests["first_token_s"] >= window.start_s) & (requests["first_token_s"] < window.end_s)]
-    prompt, cached = prefilled["prompt_tokens"].sum(), prefilled["cached_tokens"]
-    length = window.length_s or math.nan
-    return {"output_tokens_per_s": float(inside["tokens"].sum()) / length,
-            "prompt_tokens_per_s": float(prompt) / length,
-            "cached_ratio": float(cached.sum() / prompt) if prompt and cached.notna().any() else None}
+def latencies(seen: Measured, persona: str = EVERYBODY) -> dict[str, Any]:
+    """`ttft_s`, `itl_s`, `tpot_s`, `e2e_s`: {p50, p95, p99} in seconds."""
+    return {f"{name}_s": seen.percentiles(name, persona) for name in ("ttft", "itl", "tpot", "e2e")}
 
 
 def error_counts(requests: pd.DataFrame) -> dict[str, int]:
@@ -117,11 +102,6 @@ def claimed_ratio(requests: pd.DataFrame) -> float | None:
     return float(told["output_tokens"].sum()) / asked if asked else None
 
 
-def schedule_lag(requests: pd.DataFrame) -> dict[str, float]:
-    """How late requests were sent after their intended time, p50/p95/p99 in seconds."""
-    return percentiles((requests["send_s"] - requests["intended_send_s"]).dropna().to_numpy())
-
-
 def mean_metric(metrics: pd.DataFrame, name: str, window: Window) -> float:
     """Mean over the window of a client gauge, summed over the client processes of each second."""
     own = metrics[(metrics["metric"] == name) & (metrics["time_s"] >= window.start_s)
@@ -131,17 +111,6 @@ def mean_metric(metrics: pd.DataFrame, name: str, window: Window) -> float:
     if own.empty:
         return 0.0
     return float(own.groupby("labels")["value"].mean().sum())
-
-
-def arrived_users(requests: pd.DataFrame, window: Window) -> float:
-    """Mean users of an open loop in the window: each from its arrival to the end of its last request. Exact, where a
-    gauge of something that comes and goes within seconds is noise."""
-    if requests.empty or not window.length_s:
-        return 0.0
-    users = requests.groupby("user")
-    came, went = users["intended_send_s"].min(), users["end_s"].max()
-    there = went.clip(upper=window.end_s) - came.clip(lower=window.start_s)
-    return float(there.clip(lower=0.0).sum()) / window.length_s
 
 
 def client_figures(metrics: pd.DataFrame, chunks: pd.DataFrame, window: Window) -> dict[str, Any]:
@@ -173,13 +142,6 @@ def blurred(result: Mapping[str, Any]) -> list[str]:
             "TTFT and TPOT are not"]
 
 
-def accounted(plan: LoadPlan, requests: pd.DataFrame, window: Window, facts: Mapping[str, Any]) -> Occupancy:
-    """The time of all users of a closed loop in the window, by the records."""
-    longest_s = max(plan.gap_cap_s, plan.fixed.think_time_s if plan.fixed else 0.0)
-    return occupancy(requests, plan.users, (window.start_s, window.end_s), facts["start_s"],
-                     max(facts["stop_s"], window.end_s), longest_s)
-
-
 def finished_users(metrics: pd.DataFrame) -> int:
     """Users that had come to the end of their script when the rung ended."""
     own = metrics[metrics["metric"] == "finished_users"]
@@ -206,9 +168,9 @@ def invalid_reasons(plan: LoadPlan, result: Mapping[str, Any]) -> list[str]:
     if result["output_claimed_ratio"] and result["output_claimed_ratio"] > CLAIMED_RATIO:
         reasons.append(f"the server's usage counts {result['output_claimed_ratio']:,.0f} times the tokens that its "
                        "answers were limited to: no such figures can be")
-    if plan.arrivals is None and result["live_users"] < plan.users * (1 - USERS_TOLERANCE):
+    if plan.arrivals is None and result["client_live_users"] < plan.users * (1 - USERS_TOLERANCE):
         gone = f" ({result['finished_users']} came to the end of their script)" if result["finished_users"] else ""
-        reasons.append(f"{result['live_users']:.1f} users were live, {plan.users} were asked for{gone}")
+        reasons.append(f"{result['client_live_users']:.1f} users were live, {plan.users} were asked for{gone}")
     elif plan.arrivals is None and result["completed"] and result["little_error_ratio"] > LITTLE_TOLERANCE:
         reasons.append(f"Little's law misses by {result['little_error_ratio']:.1%}: the records do not account for the "
                        f"time of {plan.users} users")

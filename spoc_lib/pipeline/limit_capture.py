@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -17,8 +18,8 @@ from spoc_lib.config import Cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.files import write_json
 from spoc_lib.core.schemas import METRICS
-from spoc_lib.core.stats import percentile
 from spoc_lib.core.tables import write_table
+from spoc_lib.metrics import streams
 from spoc_lib.nsight import session
 from spoc_lib.nsight.capture import await_report, collect, profiling, require_nsys, under_nsys
 from spoc_lib.nsight.dcgmpause import paused
@@ -161,17 +162,16 @@ def tracing_cost(chunks: pd.DataFrame, window: Window) -> dict[str, Any]:
 
     chunks: CHUNKS of the load, on the window's clock.
     """
-    ordered = chunks.sort_values(["request", "time_s"])
-    gaps = ordered.groupby("request")["time_s"].diff()
-    before = gaps[(ordered.time_s < window.opened_s) & gaps.notna()]
-    inside = gaps[ordered.time_s.between(window.opened_s, window.closed_s) & gaps.notna()]
-    if before.empty or inside.empty:
+    itl = streams(chunks).gaps.itl
+    before, inside = (itl.where((itl.time_s >= start_s) & (itl.time_s < end_s)) for start_s, end_s in (
+        (-math.inf, window.opened_s), (window.opened_s, window.closed_s)))
+    if not len(before) or not len(inside):
         return {
             "untraced_itl_p50_s": None,
             "traced_itl_p50_s": None,
             "sentence": "No stream ran both before and in the window, so the capture's cost is unknown.",
         }
-    untraced, traced = percentile(before.to_numpy(), 50), percentile(inside.to_numpy(), 50)
+    untraced, traced = before.percentile(50), inside.percentile(50)
     return {
         "untraced_itl_p50_s": untraced,
         "traced_itl_p50_s": traced,

@@ -13,6 +13,7 @@ import pandas as pd
 from spoc_lib.core import schemas
 from spoc_lib.core.files import plain, replacing, write_json, write_text
 from spoc_lib.core.tables import read_table
+from spoc_lib.metrics import METRICS
 from spoc_lib.report.answer import Answer
 
 #: Tables of a run that a CSV folder holds: file, schema.
@@ -95,7 +96,8 @@ def _rungs(answer: Answer, run: Mapping[str, Any]) -> Iterable[str]:
             for label, row in zip(labels, rungs, strict=True)
             for p in (50, 95, 99) if f"{metric}_p{p}_s" in row
         ]
-        yield _family(f"spoc_rung_{metric}_seconds", "gauge", f"{metric.upper()} of a rung by quantile.", samples)
+        yield _family(f"spoc_rung_{metric}_seconds", "gauge", f"{METRICS[metric].title} of a rung by quantile.",
+                      samples)
     for column, name, text in (
         ("output_tokens_per_s", "spoc_rung_output_tokens_per_second", "Output tokens a second."),
         ("request_rate_per_s", "spoc_rung_requests_per_second", "Requests a second."),

@@ -27,6 +27,7 @@ from spoc_lib.core.schemas import REQUESTS
 from spoc_lib.core.stats import percentile
 from spoc_lib.core.tables import read_table
 from spoc_lib.core.version import VERSION
+from spoc_lib.metrics import METRICS, Measured
 from spoc_lib.report.answer import Answer
 from spoc_lib.report.export import provenance_of
 
@@ -76,8 +77,8 @@ def validator() -> str | None:
 
 def _report(answer: Answer, row: dict[str, Any], requests: pd.DataFrame) -> dict[str, Any]:
     """One rung. `requests` are all of it; those sent within its window are reported."""
-    window = requests[requests["send_s"].between(row["window_start_s"], row["window_end_s"])]
-    seconds = row["window_end_s"] - row["window_start_s"]
+    seen = Measured(requests, None, (row["window_start_s"], row["window_end_s"]), row["end_s"])
+    window, seconds = requests[seen.sent], row["window_end_s"] - row["window_start_s"]
     clock = "simulated seconds" if row["driver"] == "virtual" else "seconds"
     return {
         "version": SCHEMA_VERSION,
@@ -92,7 +93,7 @@ def _report(answer: Answer, row: dict[str, Any], requests: pd.DataFrame) -> dict
         },
         "scenario": {"stack": [_engine(answer)], "load": _load(answer, row, window)},
         "results": {
-            "request_performance": {"aggregate": _aggregate(row, window, seconds)},
+            "request_performance": {"aggregate": _aggregate(row, window, seen)},
             "observability": {"spoc": {"rung": plain(row), "capacity": _capacity(answer)}},
         },
     }
@@ -142,22 +143,21 @@ def _load(answer: Answer, row: dict[str, Any], window: pd.DataFrame) -> dict[str
     }  # fmt: skip
 
 
-def _aggregate(row: dict[str, Any], window: pd.DataFrame, seconds: float) -> dict[str, Any]:
-    answered = window[window["outcome"] == "completed"]
-    tokens = answered["output_tokens"].fillna(0).astype(float)
-    reading = (answered["end_s"] - answered["first_token_s"]).astype(float)
+def _aggregate(row: dict[str, Any], window: pd.DataFrame, seen: Measured) -> dict[str, Any]:
+    """Their latencies: ours, of the completed requests alone."""
+    answered = (seen.records.completed & seen.sent)[seen.sent]
+    tokens = window["output_tokens"].fillna(0).to_numpy(float)[answered]
+    ttft_s, tpot_s, e2e_s = (METRICS[name].of(seen).value_s[seen.sent][answered] for name in ("ttft", "tpot", "e2e"))
     several = tokens > 1
     latency = {
-        "time_to_first_token": _statistics("s", answered["ttft_s"]),
-        "request_latency": _statistics("s", answered["end_s"] - answered["send_s"]),
-        "normalized_time_per_output_token": _statistics(
-            "s/token", ((answered["end_s"] - answered["send_s"]) / tokens)[tokens > 0]),
-        "time_per_output_token": _statistics("s/token", (reading / (tokens - 1))[several]),
+        "time_to_first_token": _statistics("s", ttft_s),
+        "request_latency": _statistics("s", e2e_s),
+        "normalized_time_per_output_token": _statistics("s/token", e2e_s[tokens > 0] / tokens[tokens > 0]),
+        "time_per_output_token": _statistics("s/token", tpot_s),
     }
     if several.any():
-        mean = float(reading[several].sum() / (tokens[several] - 1).sum())
         latency["inter_token_latency"] = {
-            "units": "s/token", "mean": mean,
+            "units": "s/token", "mean": float(np.average(tpot_s[several], weights=tokens[several] - 1)),
             **{f"p{p}": row[f"itl_p{p}_s"] for p in (50, 95, 99) if np.isfinite(row[f"itl_p{p}_s"])}}
     prompt = window["prompt_tokens"].fillna(window["intended_prompt_tokens"])
     return {
@@ -171,13 +171,13 @@ def _aggregate(row: dict[str, Any], window: pd.DataFrame, seconds: float) -> dic
             "input_token_rate": {"units": "tokens/s", "mean": row["prompt_tokens_per_s"]},
             "output_token_rate": {"units": "tokens/s", "mean": row["output_tokens_per_s"]},
             "total_token_rate": {"units": "tokens/s", "mean": row["prompt_tokens_per_s"] + row["output_tokens_per_s"]},
-            "request_rate": {"units": "queries/s", "mean": len(answered) / seconds},
+            "request_rate": {"units": "queries/s", "mean": row["request_rate_per_s"]},
         },
     }  # fmt: skip
 
 
-def _statistics(units: str, values: pd.Series) -> dict[str, Any] | None:
-    known = values.dropna().to_numpy(float)
+def _statistics(units: str, values: np.ndarray | pd.Series) -> dict[str, Any] | None:
+    known = pd.Series(values).dropna().to_numpy(float)
     if not known.size:
         return None
     return {"units": units, "mean": float(known.mean()), "stddev": float(known.std()), "min": float(known.min()),

@@ -56,7 +56,7 @@ def pareto_pairs(trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES,
                 f"any objective.", _scatter(spreads)]
     best: dict[int, list[str]] = {}
     for name in objectives:
-        up = column(name).better == "up"
+        up = column(name).better == "higher"
         row = front[name].idxmax() if up else front[name].idxmin()
         best.setdefault(row, []).append(f"{'most' if up else 'lowest'} {column(name).label}")
     ends = [f"{listed(what)}: trial {front.loc[row, 'trial']} ({point(front.loc[row], objectives)})"

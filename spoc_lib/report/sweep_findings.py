@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from spoc_lib.config import SHARES, Slo
-from spoc_lib.load.occupancy import LITTLE_TOLERANCE
+from spoc_lib.metrics import LITTLE_TOLERANCE
 from spoc_lib.report.findings import crossed
 from spoc_lib.report.sweep_figures import one_driver
 from spoc_lib.report.tables import column

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from spoc_lib.metrics import METRICS
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How a column is shown. scale multiplies the stored value (s -> ms); better: up | down | ''."""
+    """How a column is shown. scale multiplies the stored value (s -> ms); better: higher | lower | ''."""
 
     label: str
     unit: str = ""
@@ -21,34 +23,27 @@ class Column:
     better: str = ""
 
 
-COLUMNS = {
-    "users": Column("users", digits=0, better="up"),
-    "max_users": Column("max users", digits=0, better="up"),
-    "output_tokens_per_s": Column("output", "tokens/s", digits=0, better="up"),
-    "prompt_tokens_per_s": Column("prompt", "tokens/s", digits=0),
-    "request_rate_per_s": Column("requests", "1/s", digits=2),
-    "goodput_per_s": Column("goodput", "requests/s", digits=2, better="up"),
-    "ttft_p50_s": Column("TTFT p50", "s", digits=2, better="down"),
-    "ttft_p95_s": Column("TTFT p95", "s", digits=2, better="down"),
-    "ttft_p99_s": Column("TTFT p99", "s", digits=2, better="down"),
-    "itl_p50_s": Column("ITL p50", "ms", 1e3, 1, "down"),
-    "itl_p95_s": Column("ITL p95", "ms", 1e3, 1, "down"),
-    "itl_p99_s": Column("ITL p99", "ms", 1e3, 1, "down"),
-    "tpot_p50_s": Column("TPOT p50", "ms", 1e3, 1, "down"),
-    "tpot_p95_s": Column("TPOT p95", "ms", 1e3, 1, "down"),
-    "cached_ratio": Column("prefix hits", "%", 100, 1, "up"),
+def _metrics() -> dict[str, Column]:
+    """The columns of the metrics: one each, and one a percentile of those that have any."""
+    shown: dict[str, Column] = {}
+    for name, one in METRICS.items():
+        points = {f"{name}_p{q}_s": f" p{q}" for q in (50, 95, 99)} if one.kind in ("waits", "samples") else {name: ""}
+        shown |= {key: Column(one.title + more, one.shown, one.scale, one.digits, one.better)
+                  for key, more in points.items()}
+    return shown
+
+
+COLUMNS = _metrics() | {
+    "users": Column("users", digits=0, better="higher"),
+    "max_users": Column("max users", digits=0, better="higher"),
     "kv_usage_ratio": Column("KV in use", "%", 100, 1),
     "sm_active_ratio": Column("SM active", "%", 100, 1),
     "dram_active_ratio": Column("DRAM active", "%", 100, 1),
-    "live_users": Column("live", "users"),
-    "thinking_users": Column("thinking", "users"),
-    "in_flight_users": Column("in flight", "users"),
-    "little_error_ratio": Column("Little's law off by", "%", 100, 1, "down"),
-    "preemptions": Column("preemptions", digits=0, better="down"),
+    "preemptions": Column("preemptions", digits=0, better="lower"),
     "change_ratio": Column("change", "%", 100, 1),
     "twin_error_ratio": Column("twin's error", "%", 100, 0),
     "calibrated_error_ratio": Column("fitted twin's error", "%", 100, 0),
-    "hypervolume": Column("hypervolume", digits=4, better="up"),
+    "hypervolume": Column("hypervolume", digits=4, better="higher"),
     "on_front": Column("Pareto"),
     "client_limited": Column("client-limited"),
     "max_num_batched_tokens": Column("max_num_batched_tokens", digits=0),

@@ -7,14 +7,9 @@ import math
 import pandas as pd
 
 from spoc_lib.config import SHARES
+from spoc_lib.metrics import METRICS
 from spoc_lib.report.answer import Answer
 from spoc_lib.report.likeness import hindrances
-
-#: Metrics of SLOs that are no abbreviation.
-METRICS = {
-    "ttft_per_prompt_token": "TTFT per prompt token", "e2e": "end-to-end latency", "error_rate": "failed requests",
-    "goodput": "goodput",
-}
 
 
 def table(answers: list[Answer]) -> pd.DataFrame:
@@ -103,7 +98,7 @@ def who(persona: str) -> str:
 
 def metric_name(metric: str) -> str:
     """What readers call an SLO's metric."""
-    return METRICS.get(metric, metric.replace("_", " ").upper())
+    return METRICS[metric].title
 
 
 def metric_value(metric: str, value: float) -> str:

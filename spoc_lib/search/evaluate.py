@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spoc_lib.core.errors import SpocError
+from spoc_lib.metrics import EVERYBODY, Measured
 from spoc_lib.search import pareto
 from spoc_lib.search.space import Flags
-from spoc_lib.sweep.interval import weighted_percentile
 from spoc_lib.sweep.rung import pressure
-from spoc_lib.sweep.samples import RungSamples
 
 #: Above this share of failed requests p95 is a failure itself: the trial has collapsed.
 ERROR_SHARE_CAP = 0.05
@@ -89,7 +88,7 @@ class Evaluator(Protocol):
 
 
 def measurement(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], *, users: int, driver: str,
-                duration_s: float, samples: RungSamples | None = None, goodput_per_s: float | None = None,
+                duration_s: float, samples: Measured | None = None, goodput_per_s: float | None = None,
                 objectives: pareto.Objectives = pareto.OBJECTIVES) -> Measurement:
     """A rung's summary as a measurement; TrialFailure `collapsed` when it is none.
 
@@ -119,18 +118,15 @@ def measurement(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], *, use
                        objectives=objectives)
 
 
-def _bounded(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], samples: RungSamples
+def _bounded(row: Mapping[str, Any], slo: Sequence[Mapping[str, Any]], samples: Measured
              ) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
-    bounds = {}
-    for metric in ("ttft", "itl"):
-        if row[f"{metric}_p95_s"] == math.inf:
-            bounds[f"{metric}_p95_s"] = weighted_percentile(samples.samples(metric), 95)
-    verdicts = []
-    for verdict in map(dict, slo):
-        if verdict["value_s"] == math.inf:
-            waited = weighted_percentile(samples.samples(verdict["metric"], verdict["persona"]), verdict["percentile"])
-            verdict["value_s"] = max(waited, BEYOND * verdict["limit_s"])
-        verdicts.append(verdict)
+    def waited(metric: str, q: float, persona: str = EVERYBODY) -> float:
+        return samples.samples(metric, persona).at_least.percentile(q)
+
+    bounds = {f"{name}_p95_s": waited(name, 95) for name in ("ttft", "itl") if row[f"{name}_p95_s"] == math.inf}
+    verdicts = [{**one, "value_s": max(waited(one["metric"], one["percentile"], one["persona"]),
+                                       BEYOND * one["limit_s"])} if one["value_s"] == math.inf else dict(one)
+                for one in slo]
     note = "; ".join(f"p95 {name.split('_')[0].upper()} is at least {value:.2f} s: requests were still waiting when "
                      f"the rung ended" for name, value in bounds.items())
     return {**row, **bounds}, verdicts, note

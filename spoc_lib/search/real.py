@@ -15,6 +15,7 @@ from spoc_lib.core.files import write_json, write_text
 from spoc_lib.core.schemas import METRICS
 from spoc_lib.core.tables import write_table
 from spoc_lib.core.version import VERSION
+from spoc_lib.metrics import Measured
 from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.space import Flags, FlagSpace
@@ -23,12 +24,11 @@ from spoc_lib.servers.commands import required
 from spoc_lib.sweep.drivers import ScriptFactory, http_rung
 from spoc_lib.sweep.record import AGAIN_SALT, Timing
 from spoc_lib.sweep.rung import summarise
-from spoc_lib.sweep.samples import RungSamples
 from spoc_lib.sweep.slo import goodput
 
 VERSION_TIMEOUT_S = 120
 #: A rung's row, its SLO rows, its samples.
-Loaded = tuple[dict[str, Any], list[dict[str, Any]], RungSamples]
+Loaded = tuple[dict[str, Any], list[dict[str, Any]], Measured]
 
 
 @dataclass
@@ -83,7 +83,7 @@ class HttpEvaluator:
         row, slo = summarise(rung.requests, rung.chunks, rung.metrics, rung.window, self.cluster.slos,
                              self.users, self.driver, start_s=rung.start_s, end_s=rung.end_s, planned=rung.planned,
                              client_limited=rung.client_limited, gap_cap_s=self.gap_cap_s)
-        return row, slo, RungSamples(rung.requests, rung.chunks, rung.window, rung.end_s)
+        return row, slo, Measured(rung.requests, rung.chunks, rung.window, rung.end_s)
 
 
 def twice_if_invalid(play: Callable[[int], Loaded], drain: Callable[[], bool]) -> Loaded:

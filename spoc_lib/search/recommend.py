@@ -9,6 +9,7 @@ import pandas as pd
 import yaml
 
 from spoc_lib.config import Cluster
+from spoc_lib.metrics import METRICS
 from spoc_lib.search.pareto import GOODPUT, THROUGHPUT, Objectives
 from spoc_lib.search.space import Flags
 from spoc_lib.servers.commands import flag_arguments, model_argument, shell_command
@@ -17,8 +18,9 @@ Format = Literal["shell", "compose", "kubernetes"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 IMAGE = "vllm/vllm-openai:latest"
 PORT = 8000
-LABELS = {THROUGHPUT: ("output tokens/s", "higher"), GOODPUT: ("goodput, requests/s", "higher"),
-          "ttft_p95_s": ("p95 TTFT, s", "lower"), "itl_p95_s": ("p95 ITL, s", "lower")}
+LABELS = {THROUGHPUT: ("output tokens/s", METRICS[THROUGHPUT].better),
+          GOODPUT: ("goodput, requests/s", METRICS[GOODPUT].better),
+          **{f"{name}_p95_s": (f"p95 {METRICS[name].title}, s", METRICS[name].better) for name in ("ttft", "itl")}}
 
 
 def point(figures: Mapping[str, Any], objectives: Objectives) -> str:

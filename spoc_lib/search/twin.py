@@ -16,13 +16,13 @@ from spoc_lib.core.version import VERSION
 from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.embedded import EmbeddedEngine
 from spoc_lib.engine.virtual import VirtualRun, play
+from spoc_lib.metrics import Measured
 from spoc_lib.search import recommend
 from spoc_lib.search.evaluate import Measurement, TrialFailure, measurement
 from spoc_lib.search.remembered import RememberedScript
 from spoc_lib.search.space import Flags, FlagSpace
 from spoc_lib.sweep.drivers import FreshUsers, ScriptFactory
 from spoc_lib.sweep.rung import summarise
-from spoc_lib.sweep.samples import RungSamples
 from spoc_lib.sweep.slo import goodput
 from spoc_lib.workload.script import ConversationScript
 
@@ -74,7 +74,7 @@ class TwinEvaluator:
                              self.driver, gap_cap_s=self.gap_cap_s)
         if self.evidence:
             self._leave(folder, flags, engine, run, {"rung": row, "slo": slo})
-        samples = RungSamples(run.requests, run.chunks, run.window)
+        samples = Measured(run.requests, run.chunks, run.window)
         return measurement(row, slo, users=self.users, driver=self.driver, duration_s=time.monotonic() - started,
                            samples=samples, goodput_per_s=goodput(samples, self.cluster.slos)["good_per_s"],
                            objectives=self.space.objectives)

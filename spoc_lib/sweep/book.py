@@ -18,11 +18,11 @@ from spoc_lib.core.schemas import RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table
 from spoc_lib.core.version import VERSION
 from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.metrics import Measured
 from spoc_lib.sweep.drivers import FreshUsers
 from spoc_lib.sweep.evidence import step_figures
 from spoc_lib.sweep.record import RungRecord, store
 from spoc_lib.sweep.rung import summarise
-from spoc_lib.sweep.samples import RungSamples
 from spoc_lib.sweep.slo import by_persona, goodput, limit_curve
 from spoc_lib.telemetry.reconcile import reconcile
 from spoc_lib.telemetry.straggler import find_stragglers
@@ -107,7 +107,7 @@ class RungBook:
             record.requests, record.chunks, record.metrics, record.window, self.slos, key["users"], record.driver,
             rung=number, start_s=record.start_s, end_s=record.end_s, planned=record.planned,
             client_limited=record.client_limited, gap_cap_s=self.gap_cap_s, server=server)
-        samples = RungSamples(record.requests, record.chunks, record.window, record.end_s)
+        samples = Measured(record.requests, record.chunks, record.window, record.end_s)
         beside = [] if record.driver == "virtual" else reconcile(
             record.requests, record.chunks, record.metrics, record.start_s, record.end_s).to_dict("records")
         problems = list(record.problems)

@@ -19,39 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special, stats
 
-from spoc_lib.core.stats import percentile
+from spoc_lib.metrics import Samples
 
 #: Slices of time that a window is cut into for the second kind of block.
 TIME_BLOCKS = 12
 #: Order statistics tried as an interval's end on either side of the percentile.
 CANDIDATES = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Latencies with what they share: all arrays (n,).
-
-    value_s: seconds, +inf for a failure; weight: tokens that the value stands for (1 for a request);
-    user: number of the user; time_s: when it happened.
-    """
-
-    value_s: np.ndarray
-    weight: np.ndarray
-    user: np.ndarray
-    time_s: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.value_s)
-
-    def where(self, mask: np.ndarray) -> Samples:
-        """Those that `mask` picks."""
-        return Samples(self.value_s[mask], self.weight[mask], self.user[mask], self.time_s[mask])
-
-    @classmethod
-    def concatenate(cls, parts: list[Samples]) -> Samples:
-        """All parts as one."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts])
-                     for name in ("value_s", "weight", "user", "time_s")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +42,6 @@ class Estimate:
     beyond_high: float = 1.0
 
 
-class Ranked:
-    """Values ready to be asked for their nearest-rank quantiles, weighted where the weights differ."""
-
-    def __init__(self, samples: Samples) -> None:
-        self.uniform = len(samples) == 0 or bool((samples.weight == samples.weight[0]).all())
-        self.value = samples.value_s
-        if not self.uniform:
-            order = np.argsort(samples.value_s, kind="stable")
-            self.value = samples.value_s[order]
-            self.rank = np.cumsum(samples.weight[order])
-
-    def quantiles(self, fractions: list[float]) -> list[float]:
-        """The smallest value with at least that fraction of the weight at or below it."""
-        if self.uniform:
-            size = self.value.size
-            ranks = [min(max(math.ceil(fraction * size - 1e-9), 1), size) - 1 for fraction in fractions]
-            placed = np.partition(self.value, sorted(set(ranks)))
-            return [float(placed[rank]) for rank in ranks]
-        total = self.rank[-1]
-        index = np.searchsorted(self.rank, np.asarray(fractions) * total - 1e-9 * total)
-        return [float(value) for value in self.value[np.minimum(index, self.value.size - 1)]]
-
-
 def estimate(samples: Samples, q: float, level: float = 0.9, limit_s: float | None = None) -> Estimate:
     """The q-th percentile (nearest rank, failures +inf) with its interval at `level`, blocks by user and
     time; and the share of samples beyond `limit_s`, where one is given."""
@@ -99,7 +49,7 @@ def estimate(samples: Samples, q: float, level: float = 0.9, limit_s: float | No
         return Estimate(math.nan, 0.0, math.inf, 0, 0.0)
     fraction, steps = q / 100.0, np.linspace(0.0, 1.0, CANDIDATES)
     fractions = np.concatenate([fraction - fraction * steps[::-1] ** 2, fraction + (1 - fraction) * steps**1.5])
-    values = Ranked(samples).quantiles(list(fractions))
+    values = samples.ranked().quantiles(list(fractions))
     value, thresholds = values[CANDIDATES], values if limit_s is None else [*values, limit_s]
     candidates = np.unique(thresholds)
     blocks = Blocks(samples, candidates)
@@ -131,14 +81,6 @@ def shares_beyond(samples: Samples, limits_s: Sequence[float], level: float = 0.
         found.append(Estimate(math.nan, 0.0, math.inf, len(samples), blocks.effective(int(index), at_or_beyond=False),
                               blocks.share(int(index)), low, high))
     return found
-
-
-def weighted_percentile(samples: Samples, q: float) -> float:
-    """Nearest-rank percentile of weighted samples; `core.stats.percentile` where the weights are equal."""
-    if len(samples) == 0:
-        return math.nan
-    ranked = Ranked(samples)
-    return percentile(samples.value_s, q) if ranked.uniform else ranked.quantiles([q / 100.0])[0]
 
 
 class Blocks:

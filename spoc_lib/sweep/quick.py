@@ -16,9 +16,8 @@ import pandas as pd
 from spoc_lib.config import SHARES, Slo
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.embedded import EmbeddedEngine
-from spoc_lib.sweep.interval import weighted_percentile
+from spoc_lib.metrics import SHARE_MARK, Measured
 from spoc_lib.sweep.record import RungRecord
-from spoc_lib.sweep.samples import SHARE_MARK, RungSamples
 
 #: The bracket at which a bisection stops, relative to its upper end.
 TOLERANCE = 0.04
@@ -77,12 +76,13 @@ def _limit(slo: Slo) -> float:
 
 
 def percentiles(record: RungRecord, slos: Sequence[Slo]) -> dict[str, float]:
-    """The percentile of each SLO in the rung's window, by the SLO's name; inf where nothing was answered."""
-    samples = RungSamples(record.requests, record.chunks, record.window, record.end_s)
+    """The percentile of each SLO in the rung's window, as figures show it, by the SLO's name; inf where nothing was
+    answered."""
+    seen = Measured(record.requests, record.chunks, record.window, record.end_s)
     found = {}
     for slo in slos:
-        values = samples.of(slo, slos)
-        found[slo.name] = weighted_percentile(values, slo.within_percent) if len(values) else float("inf")
+        values = seen.of(slo, slos) if slo.metric in SHARES else seen.samples(slo.metric, slo.persona)
+        found[slo.name] = values.percentile(slo.within_percent) if len(values) else float("inf")
     return found
 
 

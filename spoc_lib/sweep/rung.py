@@ -10,9 +10,7 @@ import numpy as np
 import pandas as pd
 
 from spoc_lib.config import SHARES, Slo, slo_name
-from spoc_lib.load.occupancy import LITTLE_TOLERANCE, Occupancy, occupancy
-from spoc_lib.sweep.interval import weighted_percentile
-from spoc_lib.sweep.samples import RungSamples
+from spoc_lib.metrics import LITTLE_TOLERANCE, Measured, Occupancy, occupancy
 from spoc_lib.sweep.slo import LEVEL, evaluate
 from spoc_lib.telemetry.timeline import window_summary
 
@@ -35,28 +33,31 @@ def summarise(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFram
     to send (default: the rows of `requests`); client_limited: the load generator said so; server: the
     window's `window_summary`, if it is at hand already; level: of the SLOs' intervals.
 
-    Latency: requests sent in the window. Tokens a second: chunks that arrived in it. The verdict of an
-    invalid rung is `invalid` with the reason, whatever its latencies.
+    Each figure is as `metrics` has it. The verdict of an invalid rung is `invalid` with the reason, whatever its
+    latencies.
     """
-    start_s, end_s = _bounds(requests, window, start_s, end_s)
-    samples = RungSamples(requests, chunks, window, end_s)
-    records = samples.records
-    outcomes = {name: int((records.outcome == name).sum()) for name in ("completed", "failed", "censored")}
+    seen = Measured(requests, chunks, window, end_s)
+    end_s = seen.end_s
+    if start_s is None:
+        start_s = float(np.nanmin([window[0], requests["intended_send_s"].min()]))
+    outcomes = {name: int((requests["outcome"] == name).sum()) for name in ("completed", "failed", "censored")}
     planned = len(requests) if planned is None else planned
     counted = occupancy(requests, users, window, start_s, end_s, gap_cap_s)
-    verdicts = evaluate(samples, slos, rung=rung, users=users, driver=driver, level=level)
+    verdicts = evaluate(seen, slos, rung=rung, users=users, driver=driver, level=level)
     server = window_summary(metrics, *window) if server is None else server
     row = dict(
         rung=rung, users=users, driver=driver, start_s=start_s, window_start_s=float(window[0]),
         window_end_s=float(window[1]), end_s=end_s, planned=planned, **outcomes,
-        live_users=counted.live, thinking_users=counted.thinking, in_flight_users=counted.in_flight,
-        little_error_ratio=counted.little_error_ratio, **_rates(samples, chunks), **_latencies(samples, slos),
-        cached_ratio=_cached(requests, window, server), kv_usage_ratio=server["kv_usage_ratio"],
+        **counted.numbers("live_users", "thinking_users", "in_flight_users", "little_error_ratio"),
+        **seen.numbers("request_rate_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "cached_ratio"),
+        **_latencies(seen), kv_usage_ratio=server["kv_usage_ratio"],
         sm_active_ratio=server["sm_active_ratio"], dram_active_ratio=server["dram_active_ratio"],
         preemptions=None if server["preemptions"] is None else int(round(server["preemptions"])),
         waiting_mean=server["waiting"], client_limited=client_limited,
     )
-    reasons = _invalid(row, counted, samples, server)
+    if row["cached_ratio"] is None:
+        row["cached_ratio"] = server["cached_ratio"]
+    reasons = _invalid(row, counted, seen, server)
     row["verdict"] = "invalid" if reasons else overall(verdicts)
     row["binding"] = _binding(verdicts)
     row["reason"] = "; ".join(reasons) or _reason(verdicts)
@@ -84,61 +85,21 @@ def pressure(row: Mapping[str, Any]) -> float:
     return -math.inf if math.isnan(value) else float(value)
 
 
-def _bounds(requests: pd.DataFrame, window: tuple[float, float], start_s: float | None,
-            end_s: float | None) -> tuple[float, float]:
-    if start_s is None:
-        start_s = min(window[0], float(requests["intended_send_s"].min())) if len(requests) else window[0]
-    if end_s is None:
-        last = np.nanmax([window[1], *(requests[name].max() for name in ("send_s", "first_token_s", "end_s"))]) \
-            if len(requests) else window[1]
-        end_s = float(last)
-    return float(start_s), float(end_s)
+def _latencies(seen: Measured) -> dict:
+    """Percentiles over everybody, as they are shown everywhere."""
+    return {f"{metric}_{name}_s": value for metric, percents in (("ttft", (50, 95, 99)), ("itl", (50, 95, 99)),
+                                                                 ("tpot", (50, 95)))
+            for name, value in seen.samples(metric).percentiles(percents).items()}
 
 
-def _rates(samples: RungSamples, chunks: pd.DataFrame) -> dict:
-    """Per second of the window: requests that ended, tokens that arrived, prompt tokens whose prefill
-    ended."""
-    records, (from_s, to_s) = samples.records, samples.window
-    span = to_s - from_s
-
-    def inside(time_s: np.ndarray) -> np.ndarray:
-        return (time_s >= from_s) & (time_s < to_s)
-
-    done = inside(records.end_s) & (records.outcome == "completed")
-    tokens = chunks["tokens"].to_numpy(float)[inside(chunks["time_s"].to_numpy(float))].sum()
-    return dict(request_rate_per_s=float(done.sum() / span), output_tokens_per_s=float(tokens / span),
-                prompt_tokens_per_s=float(np.nansum(records.prompt_tokens[inside(records.first_s)]) / span))
-
-
-def _latencies(samples: RungSamples, slos: Sequence[Slo]) -> dict:
-    """Percentiles over everybody, censored requests decided at the loosest limit that an SLO sets for the
-    metric."""
-    row: dict[str, float] = {}
-    for metric, percents in (("ttft", (50, 95, 99)), ("itl", (50, 95, 99)), ("tpot", (50, 95))):
-        limit = max((slo.limit_s for slo in slos if slo.metric == metric), default=None)
-        found = samples.samples(metric, limit_s=limit)
-        row |= {f"{metric}_p{percent}_s": weighted_percentile(found, percent) for percent in percents}
-    return row
-
-
-def _cached(requests: pd.DataFrame, window: tuple[float, float], server: dict) -> float | None:
-    """Share of prompt tokens served from the prefix cache: the usage of the requests, else the server's
-    counters."""
-    sent = requests[(requests["send_s"] >= window[0]) & (requests["send_s"] < window[1])]
-    both = sent[sent["cached_tokens"].notna() & sent["prompt_tokens"].notna()]
-    total = float(both["prompt_tokens"].sum())
-    return float(both["cached_tokens"].sum()) / total if total else server["cached_ratio"]
-
-
-def _invalid(row: dict, counted: Occupancy, samples: RungSamples, server: Mapping[str, Any]) -> list[str]:
+def _invalid(row: dict, counted: Occupancy, seen: Measured, server: Mapping[str, Any]) -> list[str]:
     """Why the rung says nothing about `users` users; empty when it does."""
     reasons = []
     accounted = row["completed"] + row["failed"] + row["censored"]
     if row["planned"] != accounted:
         reasons.append(f"{row['planned']} requests were planned but {accounted} are accounted for (completed + "
                        f"failed + censored)")
-    sent = samples.records.send_s
-    if int(((sent >= samples.window[0]) & (sent < samples.window[1])).sum()) < LEAST_REQUESTS:
+    if seen.sent.sum() < LEAST_REQUESTS:
         reasons.append(f"fewer than {LEAST_REQUESTS} requests were sent in the window: run it longer")
     if counted.overlaps:
         reasons.append(f"{counted.overlaps} requests were sent while their user still had one in flight")

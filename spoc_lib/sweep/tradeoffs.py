@@ -11,12 +11,10 @@ import numpy as np
 import pandas as pd
 
 from spoc_lib.core.errors import InputError
-from spoc_lib.core.stats import percentile
 from spoc_lib.engine import virtual
 from spoc_lib.engine.embedded import EmbeddedEngine
+from spoc_lib.metrics import Measured
 from spoc_lib.sweep.cases import Case, answers, step_model
-from spoc_lib.sweep.record import RungRecord
-from spoc_lib.sweep.samples import RungSamples
 from spoc_lib.workload.script import NEVER_S, AroundScript, ConversationScript, Segment, Turn, UserScript
 from spoc_lib.workload.template import TEMPLATE_OVERHEAD
 
@@ -86,32 +84,16 @@ def long_prompt_arrival(case: Case, users: int, budgets: Sequence[int] = BUDGETS
             run = virtual.play(script, users + 1, engine=engine, duration_s=at_s + 600, seed=case.seed)
             own = run.requests[run.requests["user"] == users].iloc[0]
         answered = own["first_token_s"] if not np.isnan(own["first_token_s"]) else run.simulated_s
-        others = run.requests["user"] != users
-        numbers = set(run.requests.loc[others, "request"])
-        chunks = run.chunks[run.chunks["request"].isin(numbers)]
-        during = _gaps(chunks, own["send_s"], answered)
-        before = _gaps(chunks, own["send_s"] - 60.0, own["send_s"])
+        others = run.requests[run.requests["user"] != users]
+        chunks = run.chunks[run.chunks["request"].isin(others["request"])]
+        during, before = (Measured(others, chunks, window, run.simulated_s).samples("itl") for window in (
+            (own["send_s"], answered), (own["send_s"] - 60.0, own["send_s"])))
         rows.append({
             "max_num_batched_tokens": budget, "users": users,
             "ttft_s": float(own["first_token_s"] - own["send_s"]) if not np.isnan(own["first_token_s"]) else np.inf,
-            "itl_p50_s": _percentile(during, 50), "itl_p95_s": _percentile(during, 95),
-            "itl_max_s": float(during.max()) if len(during) else np.nan,
-            "itl_p95_before_s": _percentile(before, 95), "outside": "; ".join(run.passport["outside"])})
+            **{f"itl_{name}_s": during.percentile(q) for name, q in (("p50", 50), ("p95", 95), ("max", 100))},
+            "itl_p95_before_s": before.percentile(95), "outside": "; ".join(run.passport["outside"])})
     return pd.DataFrame(rows)
-
-
-def _gaps(chunks: pd.DataFrame, start_s: float, end_s: float) -> np.ndarray:
-    """Gaps a token between chunks of one request that end in the window, seconds."""
-    order = chunks.sort_values(["request", "time_s"], kind="stable")
-    follows = order["request"].to_numpy()[1:] == order["request"].to_numpy()[:-1]
-    at = order["time_s"].to_numpy()
-    gaps = np.diff(at)[follows] / np.maximum(order["tokens"].to_numpy()[1:][follows], 1)
-    ends = at[1:][follows]
-    return gaps[(ends >= start_s) & (ends <= end_s)]
-
-
-def _percentile(values: np.ndarray, q: float) -> float:
-    return percentile(values, q) if len(values) else float("nan")
 
 
 def throttled(engine: EmbeddedEngine, factor: float) -> EmbeddedEngine:
@@ -130,13 +112,11 @@ def throttle_effect(case: Case, users: int, factor: float = 0.7) -> pd.DataFrame
     for name, one in (("", engine), ("throttled_", throttled(engine, factor))):
         run = virtual.play(case.script(one), users, engine=one, duration_s=240.0 + case.measured_s, warmup_s=240.0,
                            seed=case.seed)
-        record = RungRecord("virtual", run.requests, run.chunks, run.metrics, run.window, 0.0, run.simulated_s,
-                            len(run.requests))
-        samples = RungSamples(record.requests, record.chunks, record.window, record.end_s)
+        seen = Measured(run.requests, run.chunks, run.window, run.simulated_s)
         for persona in ("all", *sorted(set(run.requests["persona"]))):
-            gaps = samples.samples("itl", persona).value_s
+            gaps = seen.samples("itl", persona)
             row = found.setdefault(persona, {"persona": persona, "users": users, "clock_factor": factor})
-            row[f"{name}itl_p50_s"], row[f"{name}itl_p95_s"] = _percentile(gaps, 50), _percentile(gaps, 95)
+            row[f"{name}itl_p50_s"], row[f"{name}itl_p95_s"] = gaps.percentile(50), gaps.percentile(95)
     table = pd.DataFrame(found.values()).dropna().reset_index(drop=True)  # a persona whom nothing was sent to
     return table.assign(ratio=table["throttled_itl_p50_s"] / table["itl_p50_s"])
 

@@ -22,8 +22,8 @@ import pandas as pd
 from spoc_lib.config import SHARES, Slo
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine import virtual
+from spoc_lib.metrics import METRICS, Measured
 from spoc_lib.sweep.rung import name_of
-from spoc_lib.sweep.samples import RungSamples
 from spoc_lib.sweep.slo import LEVEL, evaluate
 from spoc_lib.workload.script import NEVER_S, AroundScript, ConversationScript, Turn, UserScript
 
@@ -83,7 +83,7 @@ def up_and_down(engine: Any, script: ConversationScript, levels: Sequence[int], 
     rows = []
     for index, users in enumerate(steps):
         window = (index * step_s + settle_s, (index + 1) * step_s)
-        samples = RungSamples(run.requests, run.chunks, window, run.simulated_s)
+        samples = Measured(run.requests, run.chunks, window, run.simulated_s)
         leg = "up" if index < len(levels) - 1 else "top" if index == len(levels) - 1 else "down"
         rows += [dict(leg=leg, start_s=window[0], end_s=window[1], **row) for row in evaluate(
             samples, slos, rung=index, users=users, driver="virtual", level=level)]
@@ -118,7 +118,7 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any], top: int) -
     first, last = ([float(one[name]) for name in names] for one in (before, after))
     if not after["samples"]:  # who still waits sends nothing
         last = [math.inf] * 3
-    unit = "%" if before["metric"] in SHARES else "s/token" if before["metric"] == "ttft_per_prompt_token" else "s"
+    unit = METRICS[before["metric"]].unit or "%"
     return dict(
         users=before["users"], top_users=top, slo=name_of(before).split(" <= ")[0].split(" >= ")[0], unit=unit,
         before=first[0], before_low=first[1], before_high=first[2], after=last[0], after_low=last[1],

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from spoc_lib.core.stats import percentile
+from spoc_lib.metrics import Measured
 from spoc_lib.telemetry.series import counter_increase, histogram_increase
 
 #: Tolerated client-minus-server mean TTFT: connection, HTTP, tokenisation of the prompt.
@@ -28,10 +29,14 @@ def reconcile(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFram
     requests, and the counters stand still at the edges, so nothing depends on when a scrape fell. Means are compared (a
     histogram's sum and count are exact), percentiles against the histogram's bucket: `server_low` to `server_high` is
     all that it knows. A figure that the server does not export is left out.
+
+    The server's histograms know nothing of who is still waiting or failed, so here, other than in a rung's own figures,
+    the client's side is over what the server counts: TTFT over all requests whose first token came, however they ended;
+    ITL over all gaps between tokens that came.
     """
     span = (start_s - SLACK_S, end_s + SLACK_S)
-    rows = [*_latency(requests, metrics, span), *_itl(chunks, metrics, span),
-            *_tokens(requests, chunks, metrics, span)]
+    seen = Measured(requests, chunks, (-math.inf, math.inf), end_s)
+    rows = [*_latency(seen, metrics, span), *_itl(seen, metrics, span), *_tokens(seen, metrics, span)]
     return pd.DataFrame([row for row in rows if row], columns=list(COLUMNS))
 
 
@@ -43,13 +48,11 @@ def _row(figure: str, unit: str, client: float, server: float, low: float, high:
                 difference=client - server, agrees=bool(agrees), sentence=sentence + ("" if agrees else f": {part}"))
 
 
-def _latency(requests: pd.DataFrame, metrics: pd.DataFrame, span: tuple[float, float]) -> list[dict]:
+def _latency(seen: Measured, metrics: pd.DataFrame, span: tuple[float, float]) -> list[dict]:
     histogram = histogram_increase(metrics, "vllm:time_to_first_token_seconds", *span)
-    first = requests["first_token_s"].to_numpy(float, na_value=np.nan)
-    inside = ~np.isnan(first)
-    if histogram is None or not histogram.count or not inside.any():
+    ours = seen.records.ttft_s[~np.isnan(seen.records.ttft_s)]
+    if histogram is None or not histogram.count or not len(ours):
         return []
-    ours = first[inside] - requests["send_s"].to_numpy(float, na_value=np.nan)[inside]
     mean = float(ours.mean())
     late = "the network or the client adds delay that the server does not see"
     slow = "the server counts from an earlier moment than the client, or other clients load it"
@@ -65,44 +68,36 @@ def _latency(requests: pd.DataFrame, metrics: pd.DataFrame, span: tuple[float, f
     return rows
 
 
-def _itl(chunks: pd.DataFrame, metrics: pd.DataFrame, span: tuple[float, float]) -> list[dict]:
+def _itl(seen: Measured, metrics: pd.DataFrame, span: tuple[float, float]) -> list[dict]:
     histogram = histogram_increase(metrics, "vllm:inter_token_latency_seconds", *span)
-    if histogram is None or not histogram.count or not len(chunks):
+    itl = seen.gaps.itl
+    if histogram is None or not histogram.count or not len(itl):
         return []
-    ordered = chunks.sort_values(["request", "time_s"], kind="stable")
-    request, time_s = ordered["request"].to_numpy(), ordered["time_s"].to_numpy(float)
-    tokens = ordered["tokens"].to_numpy(float)
-    later = np.flatnonzero(request[1:] == request[:-1]) + 1
-    if not later.size or not tokens[later].sum():
-        return []
-    mean = float((time_s[later] - time_s[later - 1]).sum() / tokens[later].sum())
+    mean = float(np.average(itl.value_s, weights=itl.weight))
     agrees = abs(mean - histogram.mean) <= ITL_SLACK_S + (ITL_RATIO - 1) * histogram.mean
     return [_row("mean ITL", "s", mean, histogram.mean, histogram.mean, histogram.mean, agrees,
                  "chunks are delayed, merged or counted differently between the two")]
 
 
-def _tokens(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFrame,
-            span: tuple[float, float]) -> list[dict]:
+def _tokens(seen: Measured, metrics: pd.DataFrame, span: tuple[float, float]) -> list[dict]:
     rows = []
     generated = counter_increase(metrics, "vllm:generation_tokens_total", *span)
     if generated:
-        ours = float(chunks["tokens"].sum())
+        ours = float(seen.chunks["tokens"].sum())
         agrees = max(ours, generated) <= TOKENS_RATIO * min(ours, generated) + 50
         rows.append(_row("output tokens", "tokens", ours, generated, generated, generated, agrees,
                          "tokens were generated that no client read, or usage counts something else"))
     prompts = counter_increase(metrics, "vllm:prompt_tokens_total", *span)
     if prompts:
-        answered = requests[requests["first_token_s"].notna()]
-        ours = float(answered["prompt_tokens"].fillna(answered["intended_prompt_tokens"]).sum())
+        ours = float(seen.records.prompt_tokens[~np.isnan(seen.records.first_s)].sum())
         agrees = max(ours, prompts) <= TOKENS_RATIO * min(ours, prompts) + 50
         rows.append(_row("prompt tokens", "tokens", ours, prompts, prompts, prompts, agrees,
                          "the server's template or tokenizer counts prompts differently, or others use it too"))
     hits = counter_increase(metrics, "vllm:prefix_cache_hits_total", *span)
     queries = counter_increase(metrics, "vllm:prefix_cache_queries_total", *span)
-    counted = requests[requests["cached_tokens"].notna() & requests["prompt_tokens"].notna()]
-    if hits is not None and queries and len(counted):
-        ours = float(counted["cached_tokens"].sum() / max(counted["prompt_tokens"].sum(), 1))
+    cached = seen.numbers("cached_ratio")["cached_ratio"]
+    if hits is not None and queries and cached is not None:
         theirs = hits / queries
-        rows.append(_row("cached share of prompt tokens", "", ours, theirs, theirs, theirs,
-                         abs(ours - theirs) <= CACHED_SLACK, "usage and counters disagree about what was cached"))
+        rows.append(_row("cached share of prompt tokens", "", cached, theirs, theirs, theirs,
+                         abs(cached - theirs) <= CACHED_SLACK, "usage and counters disagree about what was cached"))
     return rows

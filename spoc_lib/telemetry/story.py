@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from spoc_lib.core.stats import percentile
+from spoc_lib.metrics import Measured
 from spoc_lib.telemetry import dcgm, gpus
 from spoc_lib.telemetry.timeline import grid
 
@@ -46,7 +46,9 @@ def build(requests: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float, fl
           alignment_error_s: float = 0.0) -> Story:
     """The story of one rung from its REQUESTS and METRICS; `window` is its steady part, on the same clock."""
     origin = float(min(requests["send_s"].min(), window[0])) if len(requests) else float(window[0])
-    parts = [_client(requests, origin)]
+    ends = requests["end_s"].max() if len(requests) else window[1]
+    end_s = float(np.nanmax([ends, window[1]]))
+    parts = [_client(requests, origin, end_s)]
     metrics = gpus.at_work(metrics)
     for panel, metric, factor in GAUGES:
         values = grid(metrics, metric)
@@ -55,8 +57,7 @@ def build(requests: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float, fl
             known = values[name].dropna()
             parts.append(pd.DataFrame(dict(panel=panel, series=label, time_s=known.index.to_numpy() - origin,
                                            value=known.to_numpy() * factor)))
-    ends = requests["end_s"].max() if len(requests) else window[1]
-    last = float(np.nanmax([ends, window[1]])) - origin
+    last = end_s - origin
     start, stop = window[0] - origin, window[1] - origin
     phases = [("cold start and warm-up", 0.0, start), ("measured", start, stop), ("drain", stop, last)]
     return Story(
@@ -65,15 +66,15 @@ def build(requests: pd.DataFrame, metrics: pd.DataFrame, window: tuple[float, fl
         throttle_events(metrics, origin), alignment_error_s, any(_clock_events(metrics)))
 
 
-def _client(requests: pd.DataFrame, origin: float) -> pd.DataFrame:
-    """TTFT p50 and p95 of the requests sent in each `BIN_S`; one without an answer is +inf, and a percentile of +inf is
-    left out of the line (it has no place on an axis)."""
+def _client(requests: pd.DataFrame, origin: float, end_s: float) -> pd.DataFrame:
+    """TTFT p50 and p95 of the requests sent in each `BIN_S`; a percentile of +inf is left out of the line (it has no
+    place on an axis)."""
     rows = []
-    sent = requests["send_s"].to_numpy(float, na_value=np.nan) - origin
-    ttft = np.nan_to_num(requests["first_token_s"].to_numpy(float, na_value=np.nan) - origin - sent, nan=np.inf)
-    for index in np.unique((sent[~np.isnan(sent)] // BIN_S).astype(int)):
-        own = ttft[(sent // BIN_S) == index]
-        rows += [("TTFT (s)", f"p{q}", (index + 0.5) * BIN_S, percentile(own, q)) for q in (50, 95)]
+    waits = Measured(requests, None, (-np.inf, np.inf), end_s).samples("ttft")
+    bins = ((waits.time_s - origin) // BIN_S).astype(int)
+    for index in np.unique(bins):
+        found = waits.where(bins == index).percentiles((50, 95))
+        rows += [("TTFT (s)", name, (index + 0.5) * BIN_S, value) for name, value in found.items()]
     table = pd.DataFrame(rows, columns=["panel", "series", "time_s", "value"])
     return table[np.isfinite(table["value"].to_numpy(float))]
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from spoc_lib.metrics import streams
 from spoc_lib.telemetry import dcgm, gpus
 from spoc_lib.telemetry.series import Series, cumulative
 
@@ -144,16 +145,11 @@ def _straggler(metrics: pd.DataFrame, name: str, times: np.ndarray, first: int, 
 
 
 def _itl_cost(chunks: pd.DataFrame | None, start_s: float, end_s: float, window: tuple[float, float]) -> float | None:
-    """Median gap between chunks in the span over the median in the rest of the window."""
+    """Median ITL in the span over the median in the rest of the window."""
     if chunks is None or not len(chunks):
         return None
-    ordered = chunks.sort_values(["request", "time_s"], kind="stable")
-    time_s, request = ordered["time_s"].to_numpy(float), ordered["request"].to_numpy()
-    gap = np.diff(time_s)
-    at = time_s[1:]
-    kept = (request[1:] == request[:-1]) & (at >= window[0]) & (at < window[1])
-    inside = kept & (at >= start_s) & (at <= end_s)
-    outside = kept & ~((at >= start_s) & (at <= end_s))
-    if inside.sum() < 100 or outside.sum() < 100:
+    itl = streams(chunks).gaps.between(*window).itl
+    meanwhile = (itl.time_s >= start_s) & (itl.time_s < end_s)
+    if min(meanwhile.sum(), (~meanwhile).sum()) < 100:
         return None
-    return float(np.median(gap[inside]) / np.median(gap[outside]))
+    return itl.where(meanwhile).percentile(50) / itl.where(~meanwhile).percentile(50)

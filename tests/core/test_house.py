@@ -16,6 +16,7 @@ LIBRARY = ROOT / "spoc_lib"
 FLOORS = [
     ["core"],
     ["config"],
+    ["metrics"],
     ["workload"],
     ["engine"],
     ["servers"],

@@ -12,8 +12,9 @@ from spoc_lib.config import load_cluster
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
 from spoc_lib.engine.embedded import EmbeddedEngine
-from spoc_lib.engine.simulate import figures, inter_token_s
+from spoc_lib.engine.simulate import figures
 from spoc_lib.engine.virtual import play
+from spoc_lib.metrics import streams
 from spoc_lib.workload import build_script
 
 USERS, DURATION_S, WARMUP_S = 12, 120.0, 20.0
@@ -89,8 +90,7 @@ def test_metrics_agree_with_the_tables(run):
     assert last("vllm:time_to_first_token_seconds_count") == answered.sum()
     assert last("vllm:time_to_first_token_seconds_sum") == pytest.approx(requests["ttft_s"].sum())
     assert last("vllm:request_success_total") == (requests["outcome"] == "completed").sum()
-    gaps = inter_token_s(run.chunks)
-    assert last("vllm:inter_token_latency_seconds_count") == len(gaps)
+    assert last("vllm:inter_token_latency_seconds_count") == streams(run.chunks).gaps.tokens.sum()
     counters = metrics[metrics["metric"].str.endswith("_total")]
     assert counters.groupby(["metric", "labels"])["value"].apply(lambda one: one.is_monotonic_increasing).all()
     active = metrics[metrics["metric"] == "DCGM_FI_PROF_SM_ACTIVE"]
@@ -104,13 +104,6 @@ def test_figures_of_the_window(run):
     assert 0 < result["ttft_s"]["p50"] <= result["ttft_s"]["p95"]
     assert 0.001 < result["itl_s"]["p50"] < 0.1
     assert result["speed"] > 1 and result["simulated"] and result["passport"]["simulated"]
-
-
-def test_inter_token_gaps_are_spread_over_a_chunk_s_tokens():
-    import pandas as pd
-
-    chunks = pd.DataFrame({"request": [1, 2, 1, 1, 2], "time_s": [0.0, 0.5, 0.2, 0.8, 1.5], "tokens": [1, 1, 1, 3, 1]})
-    np.testing.assert_allclose(np.sort(inter_token_s(chunks)), [0.2, 0.2, 0.2, 0.2, 1.0])
 
 
 def test_salt_changes_identities_not_sizes(engine):

@@ -20,7 +20,7 @@ def made(users, margin, spread=0.05, name="all ttft p95 <= 5 s") -> Margins:
 
 
 def verdict_rows(users: int, share: float, rung: int, size: float = 400.0, metric: str = "ttft") -> dict:
-    from spoc_lib.sweep.interval import Samples
+    from spoc_lib.metrics import Samples
     from spoc_lib.sweep.slo import Slo, slo_row
 
     count = int(size)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from spoc_lib.core.stats import percentile
-from spoc_lib.sweep.interval import Samples, estimate, weighted_percentile
+from spoc_lib.metrics import Samples
+from spoc_lib.sweep.interval import estimate
 
 
 def samples(values, users=None, times=None, weights=None) -> Samples:
@@ -37,7 +38,7 @@ def test_weights_stand_for_so_many_tokens():
     values, weights = [0.1, 0.2, 0.3], [5, 4, 1]
     apart = samples(np.repeat(values, weights))
     for q in (50, 90, 91, 99):
-        assert weighted_percentile(samples(values, weights=weights), q) == percentile(apart.value_s, q)
+        assert samples(values, weights=weights).percentile(q) == percentile(apart.value_s, q)
 
 
 def test_the_interval_covers_the_truth_although_users_are_correlated():

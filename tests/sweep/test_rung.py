@@ -13,9 +13,9 @@ from spoc_lib.core.errors import InputError
 from spoc_lib.core.schemas import CHUNKS, METRICS, REQUESTS, RUNGS, SLO_VERDICTS
 from spoc_lib.core.tables import as_table
 from spoc_lib.core.yamlfile import parse
+from spoc_lib.metrics import Measured
 from spoc_lib.sweep.fit import cross, margins
 from spoc_lib.sweep.rung import summarise
-from spoc_lib.sweep.samples import RungSamples
 from spoc_lib.sweep.slo import check_slos, goodput
 
 TTFT = Slo(metric="ttft", percentile=95, limit_s=5.0)
@@ -75,7 +75,7 @@ def test_a_limit_below_the_latency_is_missed_and_names_what_binds():
 
 def test_itl_is_divided_over_the_tokens_of_a_chunk():
     requests, chunks = paced(tokens=61, tokens_per_chunk=5)
-    samples = RungSamples(requests, chunks, (10.0, 60.0)).samples("itl")
+    samples = Measured(requests, chunks, (10.0, 60.0)).samples("itl")
     row, _ = summarise(requests, chunks, NO_METRICS, (10.0, 60.0), [ITL], 10, "virtual")
     assert samples.weight.max() == 5
     assert row["itl_p50_s"] == pytest.approx(0.02) and row["output_tokens_per_s"] > 0
@@ -88,14 +88,14 @@ def test_failures_are_infinitely_late_and_never_vanish():
     row, slos = summarise(requests, chunks, NO_METRICS, (10.0, 60.0), [TTFT], 10, "virtual")
     assert row["failed"] == int(broken.sum()) and math.isinf(row["ttft_p95_s"])
     assert slos[0]["verdict"] == "missed"
-    good = goodput(RungSamples(requests, chunks, (10.0, 60.0)), [TTFT, ITL])
+    good = goodput(Measured(requests, chunks, (10.0, 60.0)), [TTFT, ITL])
     assert good["error_ratio"] == pytest.approx(0.1, abs=0.03)
     assert good["good_ratio"] == pytest.approx(1 - good["error_ratio"])
 
 
 def test_requests_cut_off_are_decided_as_far_as_they_can_be():
     requests, chunks = paced(users=4, duration_s=30.0, ttft_s=12.0)
-    samples = RungSamples(requests, chunks, (5.0, 30.0), 30.0)
+    samples = Measured(requests, chunks, (5.0, 30.0), 30.0)
     tight = samples.samples("ttft", limit_s=5.0)
     late = requests[(requests["outcome"] == "censored") & requests["first_token_s"].isna()]
     assert len(late) and tight.time_s.max() < 25.0  # nothing sent within one limit of the cut
@@ -183,10 +183,10 @@ def test_goodput_counts_who_is_late_and_who_failed_and_nobody_else():
 def test_ttft_per_prompt_token_is_decided_per_token_also_where_it_was_cut_off():
     requests, chunks = paced(users=4, duration_s=30.0, ttft_s=12.0)
     slo = Slo(metric="ttft_per_prompt_token", limit_s=0.005)  # of 1000 tokens: 5 s
-    samples = RungSamples(requests, chunks, (5.0, 30.0), 30.0)
+    samples = Measured(requests, chunks, (5.0, 30.0), 30.0)
     tight, plain = samples.of(slo), samples.samples("ttft", limit_s=5.0)
     assert len(tight) == len(plain) and (tight.value_s > slo.limit_s).all()
-    assert RungSamples(*paced(), (10.0, 60.0)).of(slo).value_s == pytest.approx(0.0005)
+    assert Measured(*paced(), (10.0, 60.0)).of(slo).value_s == pytest.approx(0.0005)
 
 
 @pytest.mark.parametrize("given, said", [

@@ -8,14 +8,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from spoc_lib.core.schemas import METRICS
+from spoc_lib.core.schemas import METRICS, REQUESTS
 from spoc_lib.core.tables import as_table
 from spoc_lib.telemetry.story import build
 
 
+def requests_of(send_s, first_token_s, end_s) -> pd.DataFrame:
+    """REQUESTS that were sent, answered and ended at these times; what the story does not ask is empty."""
+    table = pd.DataFrame(dict(request=range(len(send_s)), persona="P0", user=0, send_s=send_s, intended_send_s=send_s,
+                              first_token_s=first_token_s, end_s=end_s, outcome="completed"))
+    return as_table(table.reindex(columns=REQUESTS.names), REQUESTS).to_pandas()
+
+
 def test_phases_percentiles_gauges_and_throttling_stand_on_one_clock():
     send = 100.0 + np.arange(60.0)
-    requests = pd.DataFrame(dict(send_s=send, first_token_s=send + np.where(send < 130, 0.5, 2.0), end_s=send + 3))
+    requests = requests_of(send, send + np.where(send < 130, 0.5, 2.0), send + 3)
     requests.loc[59, "first_token_s"] = np.nan
     rows = []
     for at in np.arange(95.0, 170.0):
@@ -38,6 +45,6 @@ def test_phases_percentiles_gauges_and_throttling_stand_on_one_clock():
 
 
 def test_a_rung_without_telemetry_still_has_its_client():
-    requests = pd.DataFrame(dict(send_s=[1.0, 2.0], first_token_s=[1.5, 2.5], end_s=[3.0, 4.0]))
+    requests = requests_of([1.0, 2.0], [1.5, 2.5], [3.0, 4.0])
     story = build(requests, METRICS.empty_table().to_pandas(), (1.0, 4.0))
     assert set(story.series["panel"]) == {"TTFT (s)"} and story.events.empty

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from spoc_lib.metrics.registry import METRICS
+
 #: Little's law must hold this closely, or the rung says nothing about N users.
 LITTLE_TOLERANCE = 0.03
 
@@ -31,16 +33,21 @@ class Occupancy:
     overlaps: int
     seen: int
 
+    def numbers(self, *names: str) -> dict[str, float]:
+        """Metrics of users by name."""
+        return {name: METRICS[name].of(self) for name in names}
+
 
 def occupancy(requests: pd.DataFrame, users: int, window: tuple[float, float], start_s: float, end_s: float,
               gap_cap_s: float = 60.0) -> Occupancy:
-    """Account for every user's time in `window` (start_s, end_s: the whole rung's).
+    """Account for every user's time in `window` (start_s, end_s: the whole load's).
 
     A user thinks from the end of a reply until the next *intended* send. Before its first and after its last
-    request it is taken to think for at most `gap_cap_s`, as is a user that never got to send in the rung.
+    request it is taken to think for at most `gap_cap_s`, as is a user that never got to send (0 where users come as
+    they send and go with their last answer). An empty window has no users: NaN.
     """
     from_s, to_s = window
-    span = to_s - from_s
+    span = to_s - from_s or np.nan
     user = requests["user"].to_numpy(np.int64)
     send = requests["send_s"].to_numpy(float, na_value=np.nan)
     intended = requests["intended_send_s"].to_numpy(float, na_value=np.nan)
@@ -71,3 +78,19 @@ def occupancy(requests: pd.DataFrame, users: int, window: tuple[float, float], s
         little_error_ratio=abs(live - users) / users,
         overlaps=int((same & (send[1:] < end[:-1] - 1e-6)).sum()) if len(user) else 0, seen=int(first.sum()),
     )
+
+
+def little(requests: pd.DataFrame, live: float, start_s: float, end_s: float,
+           first_think_s: float = np.nan) -> dict[str, float]:
+    """Little's law in the window by its means, N = X (R + Z + L): mean response, think and lateness of the client (from
+    the intended to the actual sending), and the error ratio X (R + Z + L) / N - 1. Requests that ended count, with the
+    think time and the lateness that went before them. `first_think_s`: what went before a user's first request;
+    unknown in a closed loop, nothing where users come as they send."""
+    ordered = requests.sort_values(["user", "send_s"], kind="stable")
+    thought = (ordered["intended_send_s"] - ordered.groupby("user")["end_s"].shift()).fillna(first_think_s)
+    ended = ordered[(ordered["end_s"] >= start_s) & (ordered["end_s"] < end_s) & (ordered["outcome"] != "censored")]
+    response, late, think = (float(one.mean()) for one in (
+        ended["end_s"] - ended["send_s"], ended["send_s"] - ended["intended_send_s"], thought[ended.index]))
+    rate = len(ended) / (end_s - start_s or np.nan)
+    error = rate * (response + think + late) / live - 1 if live else np.nan
+    return {"response_s": response, "think_s": think, "late_s": late, "little_error_ratio": error}
