@@ -446,7 +446,7 @@ def serve_command(*arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["--cluster", "nowhere"], "unknown cluster 'nowhere'"),
-    (["--max-num-seqs", "many"], "field 'max_num_seqs'"),
+    (["--max-num-seqs", "many"], "max_num_seqs: wants a value of type int (a whole number), not 'many'"),
     (["--throttle", "gpu=9,at=0,factor=0.5"], "the engine has GPUs 0 to 3"),
 ])
 def test_wrong_arguments_get_one_sentence(arguments, sentence):

@@ -39,7 +39,7 @@ def test_a_cluster_offers_its_fields_and_shows_itself():
 @pytest.mark.parametrize("ask, words", [
     (lambda: spoc.cluster("sim-4xh1000"), "use one of sim-2xh200, sim-4xh100"),
     (lambda: spoc.quick_capacity("vllm-cpu"), "is a real engine"),
-    (lambda: spoc.quick_capacity("sim-4xh100", max_num_sqes=3), "field 'max_num_sqes': no such field"),
+    (lambda: spoc.quick_capacity("sim-4xh100", max_num_sqes=3), "did you mean max_num_seqs"),
     (lambda: spoc.quick_capacity("sim-4xh100", measured_s=0), "measured_s must be at least 10"),
     (lambda: spoc.cluster(Path("nowhere.yaml")), "unknown cluster 'nowhere.yaml'"),
     (lambda: spoc.latest("nowhere"), "no run of cluster 'nowhere'"),

@@ -129,7 +129,7 @@ def stated_output(record: Any, depth: int = 0) -> int | None:
         if inner is not None:
             return inner
     for name in _STATED:
-        if record.get(name) is not None:
+        if record.get(name) is not None and not isinstance(record[name], (list, dict)):  # a list is one of each reply
             return max(1, tokens(record, name))
     return None
 
