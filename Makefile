@@ -29,7 +29,7 @@ demo: $(VENV)/.installed ## the main job on the embedded engine: two clusters, f
 # Files of tests go to as many processes as there are cores; those that measure real time or kill processes by the clock
 # (marked `alone`) come after them, one by one.
 PYTEST := $(BIN)/python -m pytest
-SPREAD := -n auto --dist loadfile
+SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.test ## the whole suite: what may run side by side, then what must run alone
 	$(PYTEST) $(SPREAD) -m "not chaos and not alone"
