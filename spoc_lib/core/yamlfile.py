@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import html
 import math
 import re
@@ -236,10 +237,10 @@ def _text(data: bytes, path: Path) -> str:
 
 def _value(text: str, path: Path) -> tuple[yaml.Node | None, object]:
     """The text's tree, and what it means; InputError when it is too much, or a key stands twice."""
-    try:
-        return _loaded(text, path, _FastLoader)
-    except yaml.YAMLError:
-        return _loaded(text, path, _Loader)
+    if "\t" not in text:  # libyaml takes tabs where YAML does not
+        with contextlib.suppress(yaml.YAMLError):
+            return _loaded(text, path, _FastLoader)
+    return _loaded(text, path, _Loader)
 
 
 def _loaded(text: str, path: Path, kind: type) -> tuple[yaml.Node | None, object]:
