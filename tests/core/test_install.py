@@ -110,6 +110,7 @@ def test_compiled_code_goes_to_the_caches_where_its_own_folder_cannot_be_written
     assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "numba")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
                                          {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}])
 def test_a_terminal_of_few_letters_gets_what_it_can_show(environment, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from spoc_lib.config import load_gpu, load_model
 from spoc_lib.engine.steptime import calibration_file
@@ -29,6 +30,7 @@ def made_points(path) -> None:
     } for p, (ttft, tpot) in zip(POINTS, measured, strict=True)]).to_csv(path, index=False)
 
 
+@pytest.mark.slow
 def test_the_fit_recovers_what_made_the_points_and_the_file_round_trips(tmp_path):
     made_points(tmp_path / "points.csv")
     result = calibrate("gpt-oss-120b", points_path=tmp_path / "points.csv", command="spoc engine calibrate",
