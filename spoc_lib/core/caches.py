@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -43,3 +46,14 @@ def place_compiled_code() -> None:
     process and its children."""
     if not os.environ.get("NUMBA_CACHE_DIR") and not os.access(PACKAGE, os.W_OK):
         os.environ["NUMBA_CACHE_DIR"] = str(cache_dir() / "numba")
+
+
+@contextlib.contextmanager
+def one_compiles(name: str) -> Iterator[None]:
+    """Of several processes that need the compiled code `name` only one compiles it; the others wait here, and then
+    load it from numba's cache. Held by the kernel, so that a killed process leaves no lock."""
+    folder = cache_dir() / "compiling"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{name}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

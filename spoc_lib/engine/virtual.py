@@ -94,6 +94,17 @@ class VirtualRun:
         return self._tables["chunks"]
 
 
+def compile_ahead() -> None:
+    """Compile the fast core into numba's cache, where it is not there yet: half a minute on a machine's first run."""
+    from spoc_lib.config import load_cluster
+    from spoc_lib.workload import build_script
+    from spoc_lib.workload.personas import load_personas
+
+    cluster = load_cluster("sim-4xh100")
+    fast.FastRun(EmbeddedEngine.from_cluster(cluster), build_script(load_personas(cluster.personas), 1), 1,
+                 lambda prompt_tokens: 0.0)
+
+
 def play(script: ConversationScript, users: int, *, engine: EmbeddedEngine, duration_s: float, warmup_s: float = 0,
          seed: int = 0, core: Literal["auto", "fast", "plain"] = "auto") -> VirtualRun:
     """Play `users` users of `script` for `duration_s` simulated seconds.

@@ -7,10 +7,12 @@ A batch is itself a run folder: `run.json` holds what it was told, `batch.json` 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,6 +108,17 @@ def lane(cluster: config.Cluster) -> str:
     return "this machine" if engine.kind in ("process", "container") else f"embedded {cluster.name}"
 
 
+@contextlib.contextmanager
+def compiling_ahead() -> Iterator[None]:
+    """Compile the simulator once, while the first notebooks of all runs begin, instead of in each when it is needed."""
+    code = "from spoc_lib.engine.virtual import compile_ahead; compile_ahead()"
+    process = GuardedProcess([sys.executable, "-c", code], Path(os.devnull), grace_s=1.0)
+    try:
+        yield
+    finally:
+        process.stop()
+
+
 class _Batch:
     def __init__(self, batch: Run, jobs: int, say: Say) -> None:
         told = batch.state
@@ -124,7 +137,7 @@ class _Batch:
                 self._tell(path, state="failed", status=error.exit_status, reason=error.message)
             else:
                 lanes.setdefault(lane(cluster), []).append((path, cluster.name))
-        with ThreadPoolExecutor(max_workers=self.jobs) as pool:
+        with compiling_ahead(), ThreadPoolExecutor(max_workers=self.jobs) as pool:
             under_way = [pool.submit(self._one_by_one, clusters) for clusters in lanes.values()]
             try:
                 for one in under_way:

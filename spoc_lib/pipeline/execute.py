@@ -22,6 +22,7 @@ from spoc_lib.config.shipped import CHECKOUT, shipped_dir
 from spoc_lib.core.errors import GateError, InputError, SpocError
 from spoc_lib.core.files import read_json, write_text
 from spoc_lib.core.limits import need_file_handles
+from spoc_lib.core.quickimport import import_jsonschema
 from spoc_lib.pipeline import record
 from spoc_lib.pipeline.parameters import P04, STAGES, Common, check
 from spoc_lib.pipeline.resume import why_again
@@ -101,6 +102,7 @@ def skip_reason(number: str, parameters: Common) -> str:
 
 def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None:
     """One notebook through papermill into the run's folder, then its HTML. GateError when it did not finish."""
+    import_jsonschema()
     import papermill
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config

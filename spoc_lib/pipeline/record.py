@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from spoc_lib import config
 from spoc_lib.core import stamp, yamlfile
 from spoc_lib.core.files import read_json, write_json, write_text
+from spoc_lib.core.quickimport import import_jsonschema
 from spoc_lib.pipeline.parameters import Common
 from spoc_lib.pipeline.runs import Run
 from spoc_lib.report import digests, provenance
@@ -119,6 +120,7 @@ def into_results(folder: Path, made: Mapping[str, Any]) -> None:
 
 def into_notebook(path: Path, made: Mapping[str, Any]) -> None:
     """Put the provenance into an executed notebook's metadata, where its page finds it too."""
+    import_jsonschema()
     import nbformat
 
     document = nbformat.read(path, as_version=4)

@@ -7,17 +7,19 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import nbformat
-from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 
 from spoc_lib.core.files import write_text
+from spoc_lib.core.quickimport import import_jsonschema
 from spoc_lib.report import provenance
 from spoc_lib.report.asked import alternative
 from spoc_lib.report.page import STYLE
 from spoc_lib.report.style import CONFIG
+
+if TYPE_CHECKING:
+    import nbformat
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
 #: Width that a figure needs for each panel side by side; a narrower screen scrolls it.
@@ -48,6 +50,10 @@ def render(notebook: Path, page: Path, title: str, siblings: dict[str, str]) -> 
     `siblings` (file name -> label) are the run's other pages, linked in the navigation where they are there. The
     notebook's provenance (`metadata.spoc`) stands in the page as JSON and, in a line, at its end.
     """
+    import_jsonschema()
+    import nbformat
+    from nbconvert import HTMLExporter
+
     document = nbformat.read(notebook, as_version=4)
     for cell in document.cells:  # the page says it in its footer
         if "outputs" in cell:

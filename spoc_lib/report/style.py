@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 import plotly.io as pio
 
 from spoc_lib.config import Cluster
+from spoc_lib.core.quickimport import import_jsonschema
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, GREY = (
     "#0072B2",
@@ -69,6 +70,7 @@ _GRID = "rgba(128,134,145,0.25)"
 
 def activate() -> None:
     """Make the workbench's template the default, and figures a MIME bundle that JupyterLab and our HTML both draw."""
+    import_jsonschema()  # plotly's renderers want it
     axis = {
         "gridcolor": _GRID,
         "zerolinecolor": _GRID,

@@ -103,3 +103,13 @@ def gap_caps(table: pd.DataFrame) -> list[str]:
                     f"times are shorter.")
     return said or [f"With think times capped at {low['gap_cap_s']:g} s one request in flight stands for "
                     f"{low['users_per_request']:.1f} users."]
+
+
+def first_look(answers: pd.DataFrame | None) -> list[str]:
+    """The users that hold under the cap in use, from short rungs: known minutes before the sweep. answers: of
+    `capacity_by_gap_cap`; None: no embedded engine, so nothing."""
+    if answers is None:
+        return []
+    return [f"A first look on short rungs, at the server's own flags: {row.low} users hold"
+            + ("" if pd.isna(row.high) else f", {row.high} do not") + "; notebook 03 measures it."
+            for row in answers[answers["in_use"]].dropna(subset=["low"]).itertuples()]

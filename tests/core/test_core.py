@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spoc_lib import config
-from spoc_lib.core import environment, files, tables
+from spoc_lib.core import files, tables
 from spoc_lib.core.errors import InputError
 from spoc_lib.core.stats import percentile
 
@@ -126,7 +126,3 @@ def test_the_default_slos_stand():
             ("all", "ttft", 95, 5.0),
             ("all", "itl", 95, 0.05),
         ]
-
-
-def test_environment_yml_agrees_with_pyproject():
-    assert (ROOT / "environment.yml").read_text() == environment.generate(ROOT / "pyproject.toml")

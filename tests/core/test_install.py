@@ -17,11 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from spoc_lib.core import caches
-from spoc_lib.core.environment import generate
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Runs in the engine's own environment, which has torch and its tokenizers.
-ELSEWHERE = {"tokenizers"}
 
 
 def imported(tree: ast.AST) -> set[str]:
@@ -36,14 +33,13 @@ def test_every_package_that_is_imported_is_declared():
         sources += ["".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
                     if cell["cell_type"] == "code"]
     used = set().union(*(imported(ast.parse(source)) for source in sources))
-    used -= {*sys.stdlib_module_names, *ELSEWHERE, "spoc_lib"}
+    used -= {*sys.stdlib_module_names, "spoc_lib"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {canonicalize_name(Requirement(line).name) for line in
                 [*project["dependencies"], *project["optional-dependencies"]["interop"]]}
     packages = metadata.packages_distributions()
     missing = {name for name in used if not declared & {canonicalize_name(one) for one in packages.get(name, [name])}}
     assert not missing, f"{sorted(missing)}: imported, and not declared in pyproject.toml"
-    assert (ROOT / "environment.yml").read_text() == generate(ROOT / "pyproject.toml"), "make environment.yml"
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +110,7 @@ def test_compiled_code_goes_to_the_caches_where_its_own_folder_cannot_be_written
     assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "numba")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
                                          {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}])
 def test_a_terminal_of_few_letters_gets_what_it_can_show(environment, tmp_path):

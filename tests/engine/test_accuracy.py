@@ -71,6 +71,7 @@ def test_the_outlier_rule_needs_both_spread_and_size():
     assert list(np.flatnonzero(flag_outliers(errors))) == [3, 7]
 
 
+@pytest.mark.slow
 def test_the_twin_meets_the_shared_points(shared):
     result = accuracy(shared("data/silicon/gptoss120b_vllm_serving.csv")).to_dict()
     assert result["points"] == 75 and len(result["rows"]) == 75

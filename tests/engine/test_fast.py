@@ -151,6 +151,7 @@ def assert_equal_runs(fast_run: VirtualRun, plain_run: VirtualRun) -> None:
     assert {k: v for k, v in mine.refusals.items()} == measure.refusals
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_fast_core_equals_plain_core(case):

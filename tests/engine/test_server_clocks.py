@@ -22,7 +22,7 @@ from spoc_lib.workload.corpus import Corpus
 from spoc_lib.workload.messages import Conversation
 from spoc_lib.workload.personas import load_personas
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 USERS, SECONDS, LEAD_S = 8, 8.0, 0.5
 

@@ -40,6 +40,7 @@ def check(tmp_path_factory):
         del os.environ["SPOC_CACHE"]
 
 
+@pytest.mark.alone
 def test_stamps_are_exact(check):
     """The kernel's stamps leave the client's own lateness out: far below a millisecond even on a busy machine."""
     result, _ = check
@@ -51,17 +52,20 @@ def test_stamps_are_exact(check):
     assert result.lag_p99_s < 0.002 and result.passed, result.sentence
 
 
+@pytest.mark.alone
 def test_every_stream_is_held(check):
     result, _ = check
     assert result.in_flight_users > 19
     assert result.tokens_per_s == pytest.approx(20 * 200 / (0.2 + 199 * 0.02), rel=0.1)
 
 
+@pytest.mark.alone
 def test_the_check_is_stored_for_this_host(check):
     result, kept = check
     assert kept == result
 
 
+@pytest.mark.alone
 def test_the_gate(check):
     from dataclasses import replace
 

@@ -15,7 +15,7 @@ import pytest
 from spoc_lib.load import FixedTurns, LoadPlan, run
 from spoc_lib.load.clientcheck import paced_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 #: RFC 2544 keeps these addresses for benchmarks of networks.
 HOST = "198.18.{}.1"
 

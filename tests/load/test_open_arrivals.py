@@ -26,6 +26,7 @@ def firsts(result):
     return first.intended_send_s - first.intended_send_s.min(), first.send_s - first.intended_send_s
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("cv", [1.0, 2.0])
 def test_open_arrivals_over_http(server, tmp_path, cv):
     users = arriving("tiny", 3.0, cv, 4.0, 5)
@@ -45,6 +46,7 @@ def test_open_arrivals_over_http(server, tmp_path, cv):
     assert result.summary["live_users"] < users and result.summary["arrivals"]["cv"] == cv
 
 
+@pytest.mark.alone
 def test_recorded_times_over_http(server, tmp_path):
     rows = [{"timestamp": 1.7e12 + 400 * k, "input_length": 40, "output_length": 1, "hash_ids": [k]} for k in range(5)]
     trace = tmp_path / "m.jsonl"

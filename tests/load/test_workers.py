@@ -18,7 +18,7 @@ from spoc_lib.load import FixedTurns, LoadPlan, run
 from spoc_lib.load.clientcheck import paced_server
 from spoc_lib.load.wire import ClockEstimate, packed, unpacked
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def free_port() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ def instants(start, end):
     return {t for a, b in zip(start.tolist(), end.tolist(), strict=True) for t in range(a, b)}
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(rows=intervals, bounds=st.lists(st.integers(-10, 130), min_size=2, max_size=8, unique=True))
 def test_every_nanosecond_has_one_owner(rows, bounds):

@@ -118,6 +118,7 @@ def test_a_finished_search_whose_files_changed_begins_anew_and_a_sweep_keeps_its
     assert [made.exists() for made in measured] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_stage_of_a_run_is_one_process_at_a_time(finished):
     run, path = finished
     told = run.stage_state("03")["parameters"]

@@ -18,6 +18,8 @@ import spoc_lib as spoc
 from spoc_lib import config
 from spoc_lib.core.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

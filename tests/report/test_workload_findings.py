@@ -78,3 +78,11 @@ def test_gap_caps_says_how_far_the_cap_alone_moves_users():
     assert "hardly matters" in findings.gap_caps(caps.assign(users_per_request=4.0))[-1]
     assert findings.gap_caps(caps.assign(users_per_request=math.nan))[0].endswith("is not known.")
     assert findings.gap_caps(caps[:1])[0].startswith("With think times capped at 30 s one request")
+
+
+def test_a_first_look_says_who_holds_and_who_does_not_at_the_cap_in_use():
+    answers = pd.DataFrame({"low": [90, 120, None, 200], "high": [100, None, None, 220],
+                            "in_use": [True, True, True, False]}).astype({"low": "Int64", "high": "Int64"})
+    both, open_end = findings.first_look(answers)
+    assert "90 users hold, 100 do not;" in both and "120 users hold; notebook 03" in open_end
+    assert findings.first_look(None) == []

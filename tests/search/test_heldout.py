@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import pytest
+
 from spoc_lib.config import Cluster, load_cluster, load_profile
 from spoc_lib.engine.steptime.parameters import Parameters
 from spoc_lib.search.heldout import CalibratedTwin, held_out
 from spoc_lib.search.space import build_space
 from spoc_lib.search.study import SearchStudy
 from spoc_lib.search.workload import script_factory
+
+pytestmark = pytest.mark.slow
 
 SPACE = {"max_num_batched_tokens": [512, 2048, 8192], "enable_prefix_caching": [True, False]}
 

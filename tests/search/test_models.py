@@ -116,6 +116,7 @@ def twin_pool(space, evaluator, folder) -> list[Screened]:
     return pool
 
 
+@pytest.mark.slow
 def test_the_screened_search_beats_plain_nsga2_at_equal_launches(tmp_path):
     twin, launches = analytic.FormulaEvaluator(slowdown=0.7), 10
     study = analytic.study(tmp_path / "real", evaluator=analytic.FormulaEvaluator(version="real"))
@@ -136,6 +137,7 @@ def test_the_screened_search_beats_plain_nsga2_at_equal_launches(tmp_path):
     assert len(index) >= 5 and np.allclose(ratio[:, 1:], np.log(1 / 0.7))
 
 
+@pytest.mark.slow
 def test_the_screened_search_resumes_to_the_same_launches(tmp_path):
     def run(name: str, stops: list[int]):
         study = analytic.study(tmp_path / name, evaluator=analytic.FormulaEvaluator(version="real"))

@@ -165,6 +165,7 @@ def test_no_feasible_point_is_said_with_the_nearest(small, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_knee_is_confirmed_over_http_beside_the_twin(small, tmp_path):
     arguments = [a for a in run_arguments(small, tmp_path / "search") if a != "--no-confirm"]
     done = spoc(*arguments, "--json", "-")

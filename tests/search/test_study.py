@@ -28,6 +28,8 @@ from spoc_lib.search.storage import open_storage
 from spoc_lib.search.study import Proposal, SearchStudy, record_of
 from spoc_lib.search.table import measured_engines, trials_table
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parent / "analytic.py"
 spec = importlib.util.spec_from_file_location("analytic_server", PROGRAM)
 analytic = importlib.util.module_from_spec(spec)

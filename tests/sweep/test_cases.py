@@ -91,6 +91,7 @@ def test_a_throttled_step_stretches_kernels_but_neither_collectives_nor_the_host
     assert slow.compiled(1024).seconds(batch) == pytest.approx(slow.seconds(batch), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_budgets_are_asked_at_each_gap_and_the_best_is_among_them():
     found = best_budgets(CASE.changed(near=40, measured_s=20.0), (2048, 8192), ())
     assert len(found) == 2 and found["calibrated"].all()

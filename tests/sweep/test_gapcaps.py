@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spoc_lib.config import load_cluster
 from spoc_lib.sweep.cases import Case
 from spoc_lib.sweep.gapcaps import capacity_by_gap_cap
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_higher_cap_serves_more_users_of_the_same_sessions():

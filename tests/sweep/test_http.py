@@ -13,7 +13,7 @@ from spoc_lib.servers import launch
 from spoc_lib.sweep import run_sweep
 from spoc_lib.workload import build_script
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 SLOS = [Slo(metric="ttft", percentile=90, limit_s=2.0), Slo(metric="itl", percentile=90, limit_s=0.2)]
 
 

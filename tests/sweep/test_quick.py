@@ -14,6 +14,8 @@ from spoc_lib.sweep.quick import MOST_USERS, bracket, quick_capacity
 from spoc_lib.sweep.record import Timing
 from spoc_lib.workload import build_script
 
+pytestmark = pytest.mark.slow
+
 SLOS = [Slo(metric="ttft", percentile=95, limit_s=2.0), Slo(metric="itl", percentile=95, limit_s=0.04)]
 
 

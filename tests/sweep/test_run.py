@@ -23,6 +23,8 @@ from spoc_lib.sweep.compare import compare_folders
 from spoc_lib.sweep.updown import up_and_down
 from spoc_lib.workload import build_script
 
+pytestmark = pytest.mark.slow
+
 SLOS = [Slo(metric="ttft", percentile=95, limit_s=2.0), Slo(metric="itl", percentile=95, limit_s=0.04)]
 LIMIT = 131_072
 

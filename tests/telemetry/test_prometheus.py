@@ -248,6 +248,7 @@ class Ahead(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.alone
 def test_a_prometheus_whose_clock_is_ahead_is_said_and_its_samples_are_shifted_back(served):
     handler = type("Handler", (Ahead,), {"behind": served.url})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as proxy:

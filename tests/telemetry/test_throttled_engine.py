@@ -15,7 +15,7 @@ import pytest
 from spoc_lib.telemetry.recorder import Recorder
 from spoc_lib.telemetry.straggler import find_stragglers
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 THROTTLED_AT_S = 2.0
 
 

@@ -51,6 +51,7 @@ def recorded(tmp_path_factory):
     return import_path(path)
 
 
+@pytest.mark.slow
 def test_fit_recovers_what_it_is_given(recorded):
     result = fit(recorded, groups=2, check_users=600)
     table = result.table.set_index("quantity")
@@ -63,6 +64,7 @@ def test_fit_recovers_what_it_is_given(recorded):
     assert "measured" in draw(result) and "cdn" not in draw(result).split("<body>")[0].lower()
 
 
+@pytest.mark.slow
 def test_audit_of_conversations_that_are_scaled_to_their_end():
     loaded = load_personas("coding_agent")
     result = audit(build_script(loaded, 2, gap_cap_s=60), loaded, None, 150, 10)

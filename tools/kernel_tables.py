@@ -1,4 +1,7 @@
-"""Parameters from measured kernel tables: the first half of a calibration.
+"""Parameters from measured kernel tables: the start of the shipped calibration, made once.
+
+    python tools/kernel_tables.py FOLDER --out start.steptime.yaml
+    spoc engine calibrate --start start.steptime.yaml --points serving_points.csv --out FILE
 
 A folder of CSVs, one kernel family a file (by the end of its name): `…_decode_attention_ms.csv`,
 `…_prefill_attention_ms.csv`, `…_allreduce_ms.csv`, `…_gemm_bf16_ms.csv`, `…_moe_ms.csv`; times in ms. Each family
@@ -8,6 +11,9 @@ tables' numbers, so what a calibration file holds afterwards is a handful of eff
 
 from __future__ import annotations
 
+import argparse
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +22,10 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from spoc_lib.config import GpuSpec, ModelSpec, load_gpu, names
-from spoc_lib.core.errors import InputError
+from spoc_lib.config import GpuSpec, ModelSpec, load_gpu, load_model, names
+from spoc_lib.core.errors import InputError, SpocError
+from spoc_lib.engine.steptime import calibration_file
+from spoc_lib.engine.steptime.calibration_file import Calibration
 from spoc_lib.engine.steptime.kernels import (
     Shard,
     allreduce_seconds,
@@ -26,7 +34,7 @@ from spoc_lib.engine.steptime.kernels import (
     gemm_seconds,
     route_seconds,
 )
-from spoc_lib.engine.steptime.parameters import Parameters, scaled
+from spoc_lib.engine.steptime.parameters import ROOFLINE, Parameters, scaled
 
 #: A step's tokens stay below this; larger rows of the tables are left out.
 MOST_TOKENS = 16384
@@ -158,3 +166,32 @@ def _fit_family(parts, predict: Predict, fitted: Sequence[str], model: ModelSpec
 
     best = least_squares(log_error, np.zeros(len(fitted)), loss="soft_l1", f_scale=0.1, diff_step=1e-4)
     return scaled(start, dict(zip(fitted, np.exp(best.x), strict=True))), 100 * np.abs(np.expm1(log_error(best.x)))
+
+
+def calibration(folder: str | Path, model_name: str, command: str = "") -> Calibration:
+    """The tables' parameters as a calibration that states no range and no error: no serving point was seen."""
+    model = load_model(model_name)
+    parameters, quality = fit_tables(folder, model, ROOFLINE)
+    sources = [f"kernel tables, {family}: {one['rows']} rows, median error of the fitted formula "
+               f"{one['median_percent']:.1f} %" for family, one in quality.items()]
+    return Calibration(model=model.name, title=f"kernels of {model.name}", command=command, sources=sources,
+                       outlier_rule="none", range=None, parameters=parameters)
+
+
+def main() -> None:
+    """The command line above; exit status 2 and one sentence for a faulty folder."""
+    parser = argparse.ArgumentParser(description="fit the step time's kernels to measured tables")
+    parser.add_argument("folder", type=Path, help="CSVs, one kernel family a file")
+    parser.add_argument("--model", default="gpt-oss-120b", help="model name or YAML file")
+    parser.add_argument("--out", type=Path, required=True, help="calibration file to write (YAML)")
+    arguments = parser.parse_args()
+    try:
+        made = calibration(arguments.folder, arguments.model, shlex.join(["python", *sys.argv]))
+    except SpocError as error:
+        parser.error(error.message)
+    calibration_file.save(arguments.out, made)
+    print("\n".join(made.sources))
+
+
+if __name__ == "__main__":
+    main()
