@@ -101,8 +101,9 @@ class Ours:
     def _chosen(self, targets: list[dict], where: str) -> tuple[list[dict], list[str]]:
         names = set(self.models)
         found = targets if self.match else [one for one in targets if self._at_address(one)]
-        if not found:
-            found = [one for one in targets if names & one["models"]]
+        named = [one for one in targets if names & one["models"]]
+        if not found or named and not any(one["models"] for one in found):  # a router's page tells less than engines'
+            found = named
             if not found and names and any(one["models"] and "instance" in one for one in targets):
                 return [], [f"{where} holds {_listed(targets)}, neither at the engine's address nor with its model: "
                             f"taken for others' (telemetry.match in the cluster file says which are the engine's)"]

@@ -64,6 +64,16 @@ def test_servers_of_two_services_are_not_added_and_the_address_tells_which_is_me
     assert seen(Ours(base_url="http://test.other:80", models=["m"]), *servers)[0]["generation_tokens"] is None
 
 
+def test_a_router_that_is_asked_does_not_stand_for_the_engines_behind_it():
+    router = [("vllm:num_requests_running", {"instance": "router:80", "server": f"http://10.0.0.{k}:8000"}, 10.0)
+              for k in (1, 2)]
+    found, _ = seen(Ours(base_url="http://router:80", models=["m"]), *router, *server("10.0.0.1:8000"),
+                    *server("10.0.0.2:8000"))
+    assert (found["running"], found["generation_tokens"]) == (20.0, 6000.0)
+    found, _ = seen(Ours(base_url="http://router:80", models=["m"]), *router)
+    assert found["running"] == 20.0 and "generation_tokens" in found["missing"]
+
+
 def test_ranks_that_each_report_their_whole_engine_count_once():
     ranks = [("vllm:num_requests_running", {"model_name": "m", "tp_rank": str(tp), "dp_rank": str(dp)}, 10.0 + dp)
              for tp in range(4) for dp in range(2)]
