@@ -67,26 +67,6 @@ class Server:
         if not self.alive:
             raise _died(self)
 
-    def drain(self, within_s: float = 30.0) -> bool:
-        """Wait until no request runs or waits; False when some still do. Between rungs."""
-        deadline = time.monotonic() + within_s
-        while self.requests_inside() > 0:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(DRAIN_POLL_S)
-        return True
-
-    def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache; False where the engine has no such route or requests run."""
-        status, body = self.endpoint().ask("POST", "/reset_prefix_cache")
-        return status == 200 and b"false" not in body
-
-    def requests_inside(self) -> int:
-        """Requests running or waiting, from /metrics; NotReadyError when the page cannot be read."""
-        _, page = self.endpoint().ask("GET", "/metrics")
-        return sum(int(float(line.rpartition(b" ")[2])) for line in page.splitlines()
-                   if line.startswith((b"vllm:num_requests_running", b"vllm:num_requests_waiting{")))
-
 
 @contextmanager
 def launch(cluster: Cluster, flags: Mapping[str, Any], folder: Path, *, port: int = 0) -> Iterator[Server]:
