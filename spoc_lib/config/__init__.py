@@ -2,14 +2,14 @@
 defaults hidden in code that a file could state."""
 
 from spoc_lib.config.cluster import (
-                                     Cluster,
-                                     Engine,
-                                     Hardware,
-                                     LadderSpec,
-                                     SearchSpec,
-                                     TelemetryEndpoints,
-                                     load_cluster,
-                                     price_per_gpu_hour,
+    Cluster,
+    Engine,
+    Hardware,
+    LadderSpec,
+    SearchSpec,
+    TelemetryEndpoints,
+    load_cluster,
+    price_per_gpu_hour,
 )
 from spoc_lib.config.flags import FlagValue, read_flags
 from spoc_lib.config.profile import Profile, load_profile

@@ -350,7 +350,9 @@ def words(given: Any) -> list[str] | None:
 def _words(given: Any) -> str | None:
     """As text: with a blank between them, or as JSON where a word itself could be taken for several."""
     parts = words(given)
-    return parts and (" ".join(parts) if words(" ".join(parts)) == parts else json.dumps(parts))
+    if parts is None:
+        return None
+    return " ".join(parts) if words(" ".join(parts)) == parts else json.dumps(parts)
 
 
 def _json(given: Any) -> str | None:

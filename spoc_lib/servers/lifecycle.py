@@ -67,6 +67,21 @@ class Server:
         if not self.alive:
             raise _died(self)
 
+    def drain(self, within_s: float = 30.0) -> bool:
+        """Wait until no request runs or waits; False when some still do. Between rungs."""
+        deadline = time.monotonic() + within_s
+        while self.requests_inside() > 0:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(DRAIN_POLL_S)
+        return True
+
+    def requests_inside(self) -> int:
+        """Requests running or waiting, from /metrics; NotReadyError when the page cannot be read."""
+        _, page = self.endpoint().ask("GET", "/metrics")
+        return sum(int(float(line.rpartition(b" ")[2])) for line in page.splitlines()
+                   if line.startswith((b"vllm:num_requests_running", b"vllm:num_requests_waiting{")))
+
 
 @contextmanager
 def launch(cluster: Cluster, flags: Mapping[str, Any], folder: Path, *, port: int = 0) -> Iterator[Server]:
