@@ -25,10 +25,8 @@ PATTERN = "|".join([
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
 ])
 MARKERS = ["<|endoftext|>", "<|start|>", "<|end|>", "<|message|>"]
-TEMPLATE = (
-    "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
-)
+TEMPLATE = ("{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>{% endfor %}"
+            "{% if add_generation_prompt %}<|start|>assistant{% endif %}")
 CONTEXT, VOCABULARY = 4096, 200064
 
 SHAPE = {

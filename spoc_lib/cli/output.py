@@ -10,10 +10,8 @@ import typer
 
 from spoc_lib.core.files import to_json, write_json
 
-JsonOption = Annotated[
-    str | None,
-    typer.Option("--json", metavar="FILE", help="write the result as JSON ('-' = standard output)"),
-]
+JsonOption = Annotated[str | None,
+                       typer.Option("--json", metavar="FILE", help="write the result as JSON ('-' = standard output)")]
 
 
 def emit(result: Any, json: str | None, text: str) -> None:

@@ -13,9 +13,7 @@ from spoc_lib.core.errors import InputError
 if TYPE_CHECKING:
     from spoc_lib.pipeline.runs import Run
 
-Profile = Annotated[
-    str | None, typer.Option(help="how much work: quick (default), standard, paper, or a YAML file")
-]
+Profile = Annotated[str | None, typer.Option(help="how much work: quick (default), standard, paper, or a YAML file")]
 Seed = Annotated[int | None, typer.Option(min=0, help="seed of workload and search; default 1")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="a notebook parameter; repeatable")
@@ -64,21 +62,10 @@ def run(
         return
     if not cluster:
         raise InputError("no-cluster", "name a cluster (see data/clusters/), or a run to repeat with --from-run")
-    done = run_cluster(
-        cluster,
-        profile=profile,
-        seed=seed,
-        stages=stages,
-        settings=split_settings([*(settings or []), *(["capture=true"] if capture else [])], stages),
-        run_id=run_id,
-        resume=resume,
-        say=progress_to(json),
-    )
-    emit(
-        {"run": done.id, "folder": str(done.folder), "stages": done.state["stages"]},
-        json,
-        f"done: {done.folder}",
-    )
+    done = run_cluster(cluster, profile=profile, seed=seed, stages=stages,
+                       settings=split_settings([*(settings or []), *(["capture=true"] if capture else [])], stages),
+                       run_id=run_id, resume=resume, say=progress_to(json))
+    emit({"run": done.id, "folder": str(done.folder), "stages": done.state["stages"]}, json, f"done: {done.folder}")
 
 
 def _repeat(source: str, also_given: list[str], stages: list[str], run_id: str, json: str | None) -> None:

@@ -34,6 +34,8 @@ NOTHING = ("null", "none", "~")
 UNITS = {unit: factor for power, pair in enumerate(("kK", "mM", "gG", "tT"), 1)
          for unit, factor in zip(pair, (1000**power, 1024**power), strict=True)}
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")
+#: What begins a flag on a command line: `--name`, or vLLM's short names such as `-tp`.
+OPTION = re.compile(r"--?[A-Za-z]")
 
 
 class Range(Strict):
@@ -202,7 +204,8 @@ class Catalogue(Strict):
         if not NAME.fullmatch(name):
             raise InputError("bad-flag", f"{where}: {SHORT.repr(written)} cannot be a flag: write its name as vLLM "
                              "does, for example max_num_seqs")
-        return self.aliases.get(name, name)
+        head, dot, key = name.partition(".")
+        return self.aliases.get(head, head) + dot + key
 
     def read(self, written: Any, value: Any, where: str) -> tuple[str, FlagValue | None]:
         """One flag: (its name, its value). `no_x` is x turned round. The value of a flag that the catalogue lacks is
@@ -260,31 +263,34 @@ def unknown_flags(names: Iterable[str]) -> list[str]:
 
 def _split(text: str, where: str) -> list[str]:
     """Words of a text as a shell splits it, at commas too."""
-    words = shlex.shlex(text, posix=True)
-    words.whitespace, words.whitespace_split, words.commenters = " \t\r\n,", True, ""
+    cut = shlex.shlex(text, posix=True)
+    cut.whitespace, cut.whitespace_split, cut.commenters = " \t\r\n,", True, ""
     try:
-        return list(words)
+        return list(cut)
     except ValueError as error:
         raise InputError("bad-flag", f"{where}: {str(error).lower()}: write name=value, quotes in pairs") from error
 
 
-def _pairs(words: Iterable[str], catalogue: Catalogue, where: str) -> Iterator[tuple[str, Any]]:
-    rest = list(words)
+def _pairs(given: Iterable[str], catalogue: Catalogue, where: str) -> Iterator[tuple[str, Any]]:
+    rest = list(given)
     while rest:
-        word = rest.pop(0)
+        word = re.sub(r"^-O(?=\d)", "--optimization-level=", rest.pop(0))
         name, equals, value = word.partition("=")
         if equals:
             yield name, value
             continue
-        if not word.startswith("--") or word == "--":
+        if not OPTION.match(word):
             raise InputError("bad-flag", f"{where}: unexpected argument {SHORT.repr(word)}: a flag must be written "
                              "name=value or --name value")
         spec = catalogue.spec(catalogue.name(word, where))
-        follows = rest and not rest[0].startswith("--") and "=" not in rest[0]
-        if follows and not (spec is not None and spec.type == "bool" and rest[0].lower() not in TRUTHS):
-            yield word, rest.pop(0)
-        else:
-            yield word, True if spec is None or spec.type == "bool" else ""
+        kind = "bool" if spec is None else spec.type
+        values: list[str] = []
+        while rest and not OPTION.match(rest[0]) and (not values or kind == "list") and (
+                "=" not in rest[0] or kind in ("list", "json") and catalogue.spec(rest[0].partition("=")[0]) is None):
+            if spec is not None and kind == "bool" and rest[0].lower() not in TRUTHS:
+                break
+            values.append(rest.pop(0))
+        yield word, (values if kind == "list" else values[0]) if values else True if kind == "bool" else ""
 
 
 def _unquoted(value: Any) -> Any:
@@ -327,11 +333,26 @@ def _word(given: Any) -> str | None:
     return str(given) if isinstance(given, (str, int, float)) and not isinstance(given, bool) else None
 
 
+def words(given: Any) -> list[str] | None:
+    """The words of a list flag: of such a list, of JSON, or of a text with blanks or commas between them; an object is
+    one word."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given if given[:1] in ("[", "{") else "")
+        except ValueError:
+            given = None if given[:1] == "{" else re.split(r"[,\s]+", given.strip("[] "))
+    parts = given if isinstance(given, (list, tuple)) else [given]
+    texts = [json.dumps(part) if isinstance(part, dict) else str(part) for part in parts
+             if isinstance(part, (str, int, float, dict)) and not isinstance(part, bool)]
+    return texts if parts and len(texts) == len(parts) and all(map(str.strip, texts)) else None
+
+
 def _words(given: Any) -> str | None:
-    """Words with a blank between them, from such a text or one with commas, or from a list."""
-    parts = given if isinstance(given, (list, tuple)) else re.split(r"[,\s]+", str(given).strip("[] "))
-    plain = all(isinstance(part, (str, int, float)) and str(part).strip() for part in parts)
-    return " ".join(map(str, parts)) if plain and parts and not isinstance(given, (bool, dict)) else None
+    """As text: with a blank between them, or as JSON where a word itself could be taken for several."""
+    parts = words(given)
+    if parts is None:
+        return None
+    return " ".join(parts) if words(" ".join(parts)) == parts else json.dumps(parts)
 
 
 def _json(given: Any) -> str | None:

@@ -15,23 +15,19 @@ def _schema(**columns: pa.DataType) -> pa.Schema:
 
 #: One row a scripted turn. `kind`: start (opens a conversation), agent (after a tool) or human.
 #: The three lists describe the segments appended by this turn, in order (`workload.script.Segment`).
-SESSIONS = _schema(
-    persona=_s, user=_i32, conversation=_i32, turn=_i32, kind=_s,
-    segment_streams=pa.list_(_i64), segment_tokens=pa.list_(_i32), segment_layers=pa.list_(_s),
-    append_tokens=_i32, prompt_tokens=_i32, output_tokens=_i32, think_time_s=_f,
-)
+SESSIONS = _schema(persona=_s, user=_i32, conversation=_i32, turn=_i32, kind=_s,
+                   segment_streams=pa.list_(_i64), segment_tokens=pa.list_(_i32), segment_layers=pa.list_(_s),
+                   append_tokens=_i32, prompt_tokens=_i32, output_tokens=_i32, think_time_s=_f)
 
 #: One row a request, all of them. `request` is unique within the stage. outcome: completed | failed | censored
 #: (cut off by the end of the rung). Times are null where the event never happened. `prompt_tokens`,
 #: `output_tokens` and `cached_tokens` are the server's own usage (null when it reports none);
 #: `tokens_source` is usage | tokenizer | none.
-REQUESTS = _schema(
-    request=_i64, persona=_s, user=_i32, conversation=_i32, turn=_i32, kind=_s,
-    intended_send_s=_f, send_s=_f, first_token_s=_f, end_s=_f, ttft_s=_f,
-    intended_prompt_tokens=_i32, intended_output_tokens=_i32,
-    prompt_tokens=_i32, output_tokens=_i32, cached_tokens=_i32, tokens_source=_s,
-    chunks=_i32, outcome=_s, error_class=_s, http_status=_i32, finish_reason=_s,
-)
+REQUESTS = _schema(request=_i64, persona=_s, user=_i32, conversation=_i32, turn=_i32, kind=_s,
+                   intended_send_s=_f, send_s=_f, first_token_s=_f, end_s=_f, ttft_s=_f,
+                   intended_prompt_tokens=_i32, intended_output_tokens=_i32,
+                   prompt_tokens=_i32, output_tokens=_i32, cached_tokens=_i32, tokens_source=_s,
+                   chunks=_i32, outcome=_s, error_class=_s, http_status=_i32, finish_reason=_s)
 
 #: One row a streamed chunk that carries tokens. `tokens` is a share of the server's usage where a chunk
 #: carries several.
@@ -54,11 +50,9 @@ RUNGS = _schema(
 
 #: One row an SLO and rung. `value_s` with its interval; verdict: met | missed | undecided. `beyond_ratio`: share of the
 #: samples beyond the limit, with its interval; the SLO allows 1 - percentile / 100. `effective`: independent samples.
-SLO_VERDICTS = _schema(
-    rung=_i32, users=_i32, driver=_s, persona=_s, metric=_s, percentile=_f, limit_s=_f,
-    value_s=_f, low_s=_f, high_s=_f, samples=_i32, verdict=_s,
-    beyond_ratio=_f, beyond_low_ratio=_f, beyond_high_ratio=_f, effective=_f,
-)
+SLO_VERDICTS = _schema(rung=_i32, users=_i32, driver=_s, persona=_s, metric=_s, percentile=_f, limit_s=_f,
+                       value_s=_f, low_s=_f, high_s=_f, samples=_i32, verdict=_s,
+                       beyond_ratio=_f, beyond_low_ratio=_f, beyond_high_ratio=_f, effective=_f)
 
 #: One row a trial of the search. state: complete | failed | infeasible | duplicate | invalid. `flags` is JSON.
 #: driver: virtual (screening on the twin) | locust (a real launch). `violation` > 0: constraints missed.

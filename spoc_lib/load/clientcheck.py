@@ -86,13 +86,17 @@ def selfcheck(users: int = 100, duration_s: float = 10.0, *, ttft_s: float = 0.2
 
 
 def judge(result: LoadRun, ttft_s: float, itl_s: float, report: Mapping[str, Any]) -> SelfCheck:
-    """The SelfCheck of a LoadRun against a paced server and that server's own report."""
+    """The SelfCheck of a LoadRun against a paced server and that server's own report; SpocError where no answer was
+    whole."""
     seen = Measured(result.requests, result.chunks, result.window)
     answered = seen.sent & ~np.isnan(seen.records.ttft_s)
     errors = seen.records.ttft_s[answered] - ttft_s
     off = np.abs(seen.samples("inter_chunk").value_s - itl_s)
     lags = stamp_lags(result.requests[seen.sent], result.chunks, report["writes"], result.plan.salt)
     summary = result.summary
+    if not len(lags):
+        raise SpocError("nothing-measured", f"no answer that began in the {result.plan.duration_s:g} s of the "
+                        "self-check was whole: run it for longer (--duration), on a machine that is less busy")
     per_token = summary["client_cpu_us_per_token"] or 0.0
     ceiling = WALL_US * CPU_SHARE / per_token if per_token else 0.0
     lag_p99 = percentile(lags, 99)

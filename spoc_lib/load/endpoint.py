@@ -1,19 +1,13 @@
 """The endpoint before the clock starts: is it there, does it serve the model, what can it do? One sentence if not.
 
-Runs in the parent, on the standard library's blocking client, once a rung.
+Runs in the parent, once a rung.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import re
-import ssl
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 
-from spoc_lib.config.access import root_url
 from spoc_lib.core.errors import InputError
 from spoc_lib.load.plan import LoadPlan
 from spoc_lib.servers import readiness
@@ -21,18 +15,6 @@ from spoc_lib.servers.readiness import NO_ACCESS
 
 #: A firewall that swallows packets must not hold a rung for minutes.
 TIMEOUT_S = 10.0
-
-
-#: As nginx, Go and Apache answer plain HTTP where they speak TLS.
-TLS_WANTED = re.compile(rb"HTTPS (port|server)|SSL-enabled")
-#: What OpenSSL calls an answer that is no TLS.
-PLAIN_HTTP = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
-#: A page that never ends must not either.
-MAX_BYTES = 1 << 20
-
-
-class _NoAnswer(Exception):
-    """Somebody accepts connections but does not answer this page; a server may have no model list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +33,10 @@ def probe(plan: LoadPlan) -> Endpoint:
     one model list other names than they take. A server without that page is taken as it is. The notes say so.
     """
     try:
-        status, body = _get(plan, f"{plan.api_url}/models")
-    except _NoAnswer as error:
-        return Endpoint((), None, (f"{plan.api_url}/models gives no answer ({error}): the name is not checked",))
+        status, body = _models(plan)
+    except readiness.NotReadyError as error:
+        return Endpoint((), None, (f"{plan.api_url}/models gives no answer ({error.message}): the name is not checked",
+                                   ))
     if status in NO_ACCESS:
         _one_token(plan, ())
         return Endpoint((), None, (f"{plan.api_url}/models is not shown (HTTP {status}); the server answers as "
@@ -73,6 +56,15 @@ def probe(plan: LoadPlan) -> Endpoint:
     return Endpoint(tuple(cards), length if isinstance(length, int) and length > 0 else None, ())
 
 
+def _models(plan: LoadPlan) -> tuple[int, bytes]:
+    """The plan's list of models; InputError where nobody listens."""
+    try:
+        return readiness.Endpoint(plan.base_url, plan).models(TIMEOUT_S)
+    except readiness.UnreachableError as error:
+        why = error.message.partition(": ")[2]
+        raise InputError("unreachable", f"no server answers at {plan.base_url}: {why}") from error
+
+
 def _one_token(plan: LoadPlan, listed: tuple[str, ...]) -> None:
     """InputError unless the server answers with a token as the plan's model, which is not among those `listed`."""
     try:
@@ -89,10 +81,10 @@ def _one_token(plan: LoadPlan, listed: tuple[str, ...]) -> None:
 def first_model(plan: LoadPlan) -> str:
     """The name of the only or first model that the plan's server has; for a command line without `--model`."""
     try:
-        status, body = _get(plan, f"{plan.api_url}/models")
+        status, body = _models(plan)
         if status == 200:
             return str(json.loads(body)["data"][0]["id"])
-    except (_NoAnswer, ValueError, KeyError, TypeError, IndexError, RecursionError):
+    except (readiness.NotReadyError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         pass  # the sentence below says what to do
     raise InputError("no-model", f"{plan.base_url} does not list its models: name one with --model")
 
@@ -100,46 +92,10 @@ def first_model(plan: LoadPlan) -> str:
 def reset_prefix_cache(plan: LoadPlan) -> None:
     """Empty the server's prefix cache; InputError when it has no such page, or is not allowed to now."""
     try:
-        status, _ = _get(plan, f"{root_url(plan.base_url)}/reset_prefix_cache", "POST")
-    except _NoAnswer:
+        status, _ = readiness.Endpoint(plan.base_url, plan).ask("POST", "/reset_prefix_cache", timeout_s=TIMEOUT_S)
+    except readiness.NotReadyError:
         status = 0
     if status != 200:
         raise InputError("no-cache-reset", f"{plan.base_url} does not empty its prefix cache (HTTP {status} from "
                          "/reset_prefix_cache): choose cache 'salt' with another salt each rung, or start vLLM with "
                          "VLLM_SERVER_DEV_MODE=1")
-
-
-def _other_scheme(plan: LoadPlan, scheme: str) -> InputError:
-    spoken = {"http": "plain HTTP", "https": "TLS"}[scheme]
-    return InputError("wrong-scheme", f"{plan.base_url} speaks {spoken} there: write {scheme}://"
-                      + plan.base_url.partition("://")[2])
-
-
-def _get(plan: LoadPlan, url: str, method: str = "GET") -> tuple[int, bytes]:
-    request = urllib.request.Request(url, headers=dict(plan.headers), method=method)
-    for name, value in plan.credential().items():
-        request.add_unredirected_header(name, value)
-    tls = [urllib.request.HTTPSHandler(context=plan.tls())] if url.startswith("https:") else []
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *tls)
-    try:
-        with opener.open(request, timeout=TIMEOUT_S) as answer:
-            return answer.status, answer.read(MAX_BYTES)
-    except urllib.error.HTTPError as error:
-        body = error.read(MAX_BYTES)
-        if error.code == 400 and TLS_WANTED.search(body):
-            raise _other_scheme(plan, "https") from error
-        return error.code, body
-    except http.client.BadStatusLine as error:
-        if str(error).startswith(("'\\x15\\x03", "\x15\x03")):  # the beginning of a TLS alert
-            raise _other_scheme(plan, "https") from error
-        raise _NoAnswer(str(error) or type(error).__name__) from error
-    except urllib.error.URLError as error:
-        why = getattr(error.reason, "strerror", None) or str(error.reason)
-        if isinstance(error.reason, ssl.SSLError) and error.reason.reason in PLAIN_HTTP:
-            raise _other_scheme(plan, "http") from error
-        raise InputError("unreachable", f"no server answers at {plan.base_url}: {why}") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise _NoAnswer(str(error) or type(error).__name__) from error
-    except ValueError as error:
-        raise InputError("bad-url", f"'{plan.base_url}' is not a usable address: {error}") from error
-

@@ -68,12 +68,12 @@ def stored_path() -> Path:
 
 
 def stored() -> SelfCheck | None:
-    """The stored self-check of this host; None when there is none (the summary then says so)."""
+    """The stored self-check of this host; None when there is none that measured something (the summary says so)."""
     try:
         check = SelfCheck(**orjson.loads(stored_path().read_bytes()))
     except (OSError, orjson.JSONDecodeError, TypeError):
         return None
-    return check if check.host == host_key() else None
+    return check if check.host == host_key() and check.lag_p99_s is not None else None
 
 
 def client_limits(summary: Mapping[str, Any], processes: int, check: SelfCheck | None) -> list[str]:

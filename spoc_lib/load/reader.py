@@ -18,12 +18,18 @@ import orjson
 
 from spoc_lib.load.sse import EventParser, event_name
 
-#: Finish reasons of an answer that came to its own end, in the words of OpenAI, vLLM, TGI, Mistral, Anthropic, Gemini
-#: and Cohere; letters alone, small. Any other word ends a request that is not completed.
+#: Finish reasons of an answer that came to its own end, in the words of OpenAI, vLLM, TGI, TensorRT-LLM, llama.cpp,
+#: Mistral, Anthropic, Gemini, Cohere, watsonx and Qianfan; letters alone, small. Any other word ends a request that is
+#: not completed, but for those that tell of an answer that goes on.
 ENDINGS = frozenset((
     "stop", "length", "toolcalls", "functioncall", "eos", "eostoken", "endturn", "stopsequence", "stoptoken",
     "maxtokens", "maxoutputtokens", "maxlength", "modellength", "tooluse", "complete", "completed", "finish",
-    "finished", "done", "end", "endoftext", "eot", "repetition"))
+    "finished", "done", "end", "endid", "endoftext", "eot", "limit", "maxnewtokens", "maxoutput", "normal",
+    "repetition", "stopword", "stopwords", "tokenlimit", "toolcall", "word"))
+NO_END = frozenset(("none", "null", "notfinished", "unspecified", "inprogress"))
+#: The names of the usage's counts in OpenAI's Responses, which some gateways keep, by those of its chats.
+COUNTS = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens",
+          "prompt_tokens_details": "input_tokens_details", "completion_tokens_details": "output_tokens_details"}
 #: What heartbeats say, as text or as the type of an object.
 BEATS = frozenset(("ping", "pong", "heartbeat", "keepalive", "null"))
 #: Where servers put the text of an error that is an object without choices, and the words that mark one.
@@ -91,7 +97,7 @@ class StreamReader:
             usage, choices = chunk.get("usage"), chunk.get("choices")
             if usage is not None:
                 usage = usage if isinstance(usage, dict) else None
-                self.usage = usage or self.usage
+                self._take(usage)
             if choices:
                 for choice in choices:
                     self._choice(time_s, choice, usage, chunk)
@@ -171,7 +177,8 @@ class StreamReader:
             if choice.get("error"):
                 self._fail(*classify_error(choice["error"], "stream_error"))
             message = choice.get("message")
-            delta = delta or (message if isinstance(message, dict) else {})
+            repeated = len(self.content) > 1 and isinstance(message, dict) and message.get("content") == self.reply
+            delta = delta or (message if isinstance(message, dict) and not repeated else {})
             call, audio = delta.get("function_call"), delta.get("audio")
             calls = delta.get("tool_calls") or ([{"function": call}] if call else None)
             if audio and not calls:
@@ -186,19 +193,24 @@ class StreamReader:
         for part in (holder, *holder.values()):
             usage = part.get("usage") if isinstance(part, dict) else None
             if usage and isinstance(usage, dict):
-                self.usage = usage
+                self._take(usage)
                 return True
         return False
+
+    def _take(self, usage: dict[str, Any] | None) -> None:
+        """Keep a usage; one that counts nothing does not replace one that does."""
+        if usage and (not self.usage or any(map(_tokens, usage.values()))):
+            self.usage = usage
 
     def _finish(self, time_s: float, reason: Any) -> None:
         """Keep the finish reason, a word or an object of `type`; one that is no end of an answer is an error."""
         said = (reason.get("type") or reason.get("reason") or reason) if isinstance(reason, dict) else reason
-        word = _shown(said).rpartition(".")[2].lower()
-        if word in ("none", "null"):
+        word = re.sub("[^a-z0-9]+", "_", _shown(said).rpartition(".")[2].lower())[:40].strip("_") or "unknown"
+        plain = word.replace("_", "").removeprefix("finishreason")
+        if plain in NO_END:
             return
-        self.finish_s = time_s
-        self.finish_reason = word = re.sub("[^a-z0-9]+", "_", word)[:40].strip("_") or "unknown"
-        if word.replace("_", "").removeprefix("finishreason") not in ENDINGS:
+        self.finish_s, self.finish_reason = time_s, word
+        if plain not in ENDINGS:
             told = f"the server ended the answer with the finish reason {_shown(reason)[:200]}"
             self._broken_off = classify_error(reason, f"finish_{word}")[0], readable(told)
 
@@ -238,21 +250,32 @@ class StreamReader:
 
     def count(self, name: str) -> int | None:
         """`prompt_tokens`, `completion_tokens` or `cached_tokens` of the server's usage; None when it has none, or none
-        that can be: less than nothing, or nothing where chunks came."""
+        that can be: less than nothing, or nothing where chunks came. Reasoning is part of the completion; of a server
+        that counts it apart, as its total tells (xAI, Gemini), it is added."""
         if self.usage is None:
             return None
         if name == "cached_tokens":
-            told = _tokens(_within(self.usage.get("prompt_tokens_details"), name))
+            told = _tokens(_within(self._told("prompt_tokens_details"), name))
             return _tokens(self.usage.get(name, self.usage.get("prompt_cache_hit_tokens"))) if told is None else told
-        value = _tokens(self.usage.get(name))
+        value = _tokens(self._told(name))
+        if name == "completion_tokens" and value is not None:
+            thought, rest = self._thought_tokens, _tokens(self._told("prompt_tokens"))
+            if thought and rest is not None and self.usage.get("total_tokens") == rest + value + thought:
+                value += thought
         return None if value == 0 and name == "completion_tokens" and self.times_s else value
+
+    def _told(self, name: str) -> Any:
+        usage = self.usage or {}
+        return usage.get(name, usage.get(COUNTS[name]))
+
+    @property
+    def _thought_tokens(self) -> int | None:
+        return _tokens(_within(self._told("completion_tokens_details"), "reasoning_tokens"))
 
     @property
     def hidden_tokens(self) -> int:
         """Tokens of reasoning that the usage counts and no chunk carried: the server kept them to itself."""
-        total = self.count("completion_tokens")
-        details = None if self.usage is None else self.usage.get("completion_tokens_details")
-        hidden = _tokens(_within(details, "reasoning_tokens"))
+        total, hidden = self.count("completion_tokens"), self._thought_tokens
         if total is None or not hidden or self.thoughts or total - hidden < len(self.times_s):
             return 0
         return hidden

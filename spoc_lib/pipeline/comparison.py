@@ -15,9 +15,7 @@ def answers_for(stage: Stage) -> list[Answer]:
     runs = [Run.open(name) for name in named] or [stage.run]
     for run in runs:
         if run.stage_state("03")["state"] != "done":
-            raise InputError(
-                "no-sweep",
-                f"run '{run.id}' has no finished sweep (03) to report on: name finished runs in "
-                f"the parameter 'runs', or run notebook 03 first",
-            )
+            raise InputError("no-sweep",
+                             f"run '{run.id}' has no finished sweep (03) to report on: name finished runs in "
+                             f"the parameter 'runs', or run notebook 03 first")
     return distinct([Answer.read(run.folder) for run in runs])

@@ -146,11 +146,8 @@ def execute(run: Run, number: str, parameters: dict[str, Any], say: Say) -> None
         run.set_stage(number, state="failed", reason=reason, seconds=seconds)
         if reason.startswith("InputError"):
             raise InputError("stage-refused", f"notebook {number}: {reason.partition(': ')[2]}")
-        raise GateError(
-            "stage-failed",
-            f"notebook {number} ({stage.title}) failed after {seconds:.0f} s: "
-            f"{reason.splitlines()[0]}; its cells are in {output}; {again(run, parameters['cluster'])}",
-        )
+        raise GateError("stage-failed", f"notebook {number} ({stage.title}) failed after {seconds:.0f} s: "
+                        f"{reason.splitlines()[0]}; its cells are in {output}; {again(run, parameters['cluster'])}")
     run.set_stage(number, seconds=seconds)
     say(f"{number} {stage.title}: {seconds:.0f} s -> {_render(run, number)}")
     for finding in run.stage_state(number).get("findings", [])[:3]:

@@ -74,12 +74,8 @@ def captured(stage: Stage, users: int, origin: str) -> tuple[Path, str]:
     )
     steady = "once every user was answered" if window.steady else "though not every user was answered yet"
     return path, " ".join(
-        (
-            f"Captured by nsys: {seconds:g} s of the engine at {users} users ({origin}), {steady}; "
-            f"all {gpus} GPUs are in it.",
-            cost["sentence"],
-            pause.sentence,
-        )
+        (f"Captured by nsys: {seconds:g} s of the engine at {users} users ({origin}), {steady}; "
+         f"all {gpus} GPUs are in it.", cost["sentence"], pause.sentence)
     )
 
 

@@ -38,11 +38,9 @@ def trace_at_limit(stage: Stage) -> tuple[Path, str]:
         from spoc_lib.pipeline.limit_capture import captured
 
         return captured(stage, *_users(stage))
-    raise InputError(
-        "no-trace",
-        f"cluster '{stage.cluster.name}' is a real engine: capture a trace at the limit with --capture "
-        f"(spoc nsight plan {stage.cluster.name} tells how by hand), or pass one with --set trace=FILE",
-    )
+    raise InputError("no-trace",
+                     f"cluster '{stage.cluster.name}' is a real engine: capture a trace at the limit with --capture "
+                     f"(spoc nsight plan {stage.cluster.name} tells how by hand), or pass one with --set trace=FILE")
 
 
 def examined(stage: Stage, path: Path, model: ModelSpec, gpu: GpuSpec) -> Examination:

@@ -177,11 +177,8 @@ def check(number: str, values: dict[str, Any]) -> Common:
     stage = STAGES[number]
     unknown = sorted(set(values) - set(stage.parameters.model_fields))
     if unknown:
-        raise InputError(
-            "unknown-parameter",
-            f"notebook {stage.notebook} has no parameter '{unknown[0]}': it takes "
-            f"{', '.join(stage.parameters.model_fields)}",
-        )
+        raise InputError("unknown-parameter", f"notebook {stage.notebook} has no parameter '{unknown[0]}': it takes "
+                         f"{', '.join(stage.parameters.model_fields)}")
     return yamlfile.parse(stage.parameters, values, f"parameters of {stage.notebook}")
 
 

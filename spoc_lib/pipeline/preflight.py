@@ -60,11 +60,8 @@ def _engine(cluster: Cluster) -> Iterator[Finding]:
         except SpocError as error:
             yield Finding(subject, False, "stops", error.message)
             return
-        yield _ok(
-            subject,
-            f"{cluster.model_name} fits: {twin.num_blocks} KV blocks of {twin.flags.block_size} tokens; "
-            "every number will be labelled simulated",
-        )
+        yield _ok(subject, f"{cluster.model_name} fits: {twin.num_blocks} KV blocks of {twin.flags.block_size} tokens; "
+                  "every number will be labelled simulated")
         for warning in twin.passport().get("warnings", []):
             yield Finding("passport", False, "costs", warning)
     elif engine.kind == "process":
@@ -78,12 +75,8 @@ def _engine(cluster: Cluster) -> Iterator[Finding]:
         yield (
             _ok(subject, f"{engine.image} through {found}")
             if found
-            else Finding(
-                subject,
-                False,
-                "stops",
-                "neither docker nor podman is installed: install one, or describe the engine as a process",
-            )
+            else Finding(subject, False, "stops",
+                         "neither docker nor podman is installed: install one, or describe the engine as a process")
         )
     else:
         try:
@@ -123,11 +116,8 @@ def _workload(cluster: Cluster) -> Iterator[Finding]:
     except SpocError as error:
         yield Finding("workload", False, "stops", error.message)
         return
-    yield _ok(
-        "workload",
-        f"personas {personas.name}; {corpus['files']} files of {corpus['source']}, tokenizer "
-        f"{corpus['tokenizer']}; contexts end at {cluster.context_limit()} tokens",
-    )
+    yield _ok("workload", f"personas {personas.name}; {corpus['files']} files of {corpus['source']}, tokenizer "
+              f"{corpus['tokenizer']}; contexts end at {cluster.context_limit()} tokens")
 
 
 def _client(cluster: Cluster) -> Iterator[Finding]:
@@ -136,18 +126,12 @@ def _client(cluster: Cluster) -> Iterator[Finding]:
 
     check = stored()
     if check is None:
-        yield Finding(
-            "client ceiling",
-            False,
-            "costs",
-            "this host's load generator was never measured, so a rung that it "
-            "limits cannot be told: spoc load selfcheck",
-        )
+        yield Finding("client ceiling", False, "costs",
+                      "this host's load generator was never measured, so a rung that it "
+                      "limits cannot be told: spoc load selfcheck")
     else:
-        yield _ok(
-            "client ceiling",
-            f"{check.ceiling_tokens_per_s:,.0f} tokens/s a process, lag p99 {check.lag_p99_s * 1e3:.1f} ms",
-        )
+        yield _ok("client ceiling",
+                  f"{check.ceiling_tokens_per_s:,.0f} tokens/s a process, lag p99 {check.lag_p99_s * 1e3:.1f} ms")
 
 
 def _telemetry(cluster: Cluster) -> Iterator[Finding]:
@@ -163,11 +147,8 @@ def _telemetry(cluster: Cluster) -> Iterator[Finding]:
     for found in look(page, telemetry.dcgm_url, telemetry.prometheus_url, access, telemetry.credential()):
         if page is None and found.what.startswith("engine"):
             continue  # the engine is not started yet
-        yield (
-            _ok(found.what, found.detail)
-            if found.present
-            else Finding(found.what, False, "costs", f"{found.detail}: {found.cost}")
-        )
+        yield (_ok(found.what, found.detail) if found.present
+               else Finding(found.what, False, "costs", f"{found.detail}: {found.cost}"))
 
 
 def _nsight(cluster: Cluster) -> Iterator[Finding]:
@@ -177,10 +158,6 @@ def _nsight(cluster: Cluster) -> Iterator[Finding]:
     elif shutil.which("nsys"):
         yield _ok("nsight", "nsys is installed")
     else:
-        yield Finding(
-            "nsight",
-            False,
-            "costs",
-            "nsys is not installed here: capture where the engine runs (spoc nsight "
-            "plan) and pass the trace with --set trace=FILE, else 04 has nothing to read",
-        )
+        yield Finding("nsight", False, "costs",
+                      "nsys is not installed here: capture where the engine runs (spoc nsight "
+                      "plan) and pass the trace with --set trace=FILE, else 04 has nothing to read")

@@ -81,14 +81,8 @@ class Stage:
         """`salt -> ConversationScript`: a fresh salt gives the same sizes with a cold cache."""
         from spoc_lib.workload import build_script
 
-        return lambda salt: build_script(
-            self.personas,
-            self.seed,
-            salt=salt,
-            gap_cap_s=self.gap_cap_s,
-            start=self.profile.start,
-            context_limit=self.cluster.context_limit(),
-        )
+        return lambda salt: build_script(self.personas, self.seed, salt=salt, gap_cap_s=self.gap_cap_s,
+                                         start=self.profile.start, context_limit=self.cluster.context_limit())
 
     def result_of(self, number: str) -> dict[str, Any] | None:
         """The result of a finished stage of this run, or None."""
@@ -152,11 +146,8 @@ class Stage:
             "cluster": self.cluster.title,
             "run": self.run.id,
             "profile": f"{self.profile.name}: {self.profile.title}",
-            "parameters": ", ".join(
-                f"{k}={v}"
-                for k, v in self.parameters.model_dump().items()
-                if v not in ("", 0, 0.0) and k not in ("cluster", "profile", "run_dir")
-            ),
+            "parameters": ", ".join(f"{k}={v}" for k, v in self.parameters.model_dump().items()
+                                    if v not in ("", 0, 0.0) and k not in ("cluster", "profile", "run_dir")),
             "numbers": self._origin(),
         }
         cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items())

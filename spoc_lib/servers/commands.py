@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spoc_lib.config import Cluster, load_model, read_flags
-from spoc_lib.config.flags import load_catalogue
+from spoc_lib.config.flags import load_catalogue, words
 from spoc_lib.config.shipped import project_dir
 from spoc_lib.core import yamlfile
 from spoc_lib.core.errors import InputError
@@ -60,7 +60,7 @@ def flag_arguments(flags: Mapping[str, Any]) -> list[str]:
             text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
             spec = load_catalogue().spec(name)
             if spec is not None and spec.type == "list":
-                arguments += [f"--{dashed}", *text.split()]
+                arguments += [f"--{dashed}", *(words(text) or ())]
             else:
                 arguments += [f"--{dashed}={text}"] if text.startswith("-") else [f"--{dashed}", text]
     return arguments

@@ -76,11 +76,6 @@ class Server:
             time.sleep(DRAIN_POLL_S)
         return True
 
-    def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache; False where the engine has no such route or requests run."""
-        status, body = self.endpoint().ask("POST", "/reset_prefix_cache")
-        return status == 200 and b"false" not in body
-
     def requests_inside(self) -> int:
         """Requests running or waiting, from /metrics; NotReadyError when the page cannot be read."""
         _, page = self.endpoint().ask("GET", "/metrics")

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from spoc_lib.config.access import Access, api_url, root_url
-from spoc_lib.core.errors import SpocError
+from spoc_lib.core.errors import InputError, SpocError
 
 PROBE_TIMEOUT_S = 5.0
 #: How a server says that it does not have a page: not found, not allowed, not built.
 NO_SUCH_PAGE = (404, 405, 501)
 NO_ACCESS = (401, 403)
+#: As nginx, Go and Apache answer plain HTTP where they speak TLS, and as a TLS alert begins.
+TLS_WANTED, TLS_ALERT = re.compile(rb"HTTPS (port|server)|SSL-enabled"), ("'\\x15\\x03", "\x15\x03")
+#: What OpenSSL calls an answer that is no TLS.
+PLAIN_HTTP = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
+#: No page that is asked for is longer.
+MAX_BYTES = 1 << 24
 
 
 class NotReadyError(SpocError):
     """The engine does not answer as a ready one does (yet)."""
+
+
+class UnreachableError(NotReadyError):
+    """Nobody listens there."""
 
 
 class NoAccessError(NotReadyError):
@@ -52,21 +64,43 @@ class Endpoint:
 
     def ask(self, method: str, path: str, body: dict | None = None, timeout_s: float = PROBE_TIMEOUT_S
             ) -> tuple[int, bytes]:
-        """(status, body) of a page beside the API; NotReadyError when nothing answers in time."""
+        """(status, body) of a page beside the API; NotReadyError when nothing answers in time, InputError where the
+        server speaks the other scheme."""
         return self._ask(method, self._root + path, body, timeout_s)
+
+    def models(self, timeout_s: float = PROBE_TIMEOUT_S) -> tuple[int, bytes]:
+        """`ask` of the API's list of models."""
+        return self._ask("GET", f"{self._api}/models", None, timeout_s)
 
     def _ask(self, method: str, path: str, body: dict | None, timeout_s: float) -> tuple[int, bytes]:
         connection = self._access.connection(self._base_url, timeout_s)
+        payload = None if body is None else json.dumps(body)
+        headers = self._headers | ({"Content-Type": "application/json"} if payload else {})
         try:
-            payload = None if body is None else json.dumps(body)
-            headers = self._headers | ({"Content-Type": "application/json"} if payload else {})
-            connection.request(method, path, payload, headers)
+            try:
+                connection.request(method, path, payload, headers)
+            except OSError as error:
+                if isinstance(error, ssl.SSLError) and error.reason in PLAIN_HTTP:
+                    raise self._other_scheme("http") from error
+                raise UnreachableError("no-answer", f"no answer from {self._host}{path}: {error.strerror or error}"
+                                       ) from error
             answer = connection.getresponse()
-            return answer.status, answer.read()
+            status, said = answer.status, answer.read(MAX_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            raise NotReadyError("no-answer", f"no answer from {self._host}{path}: {error}") from error
+            if isinstance(error, http.client.BadStatusLine) and str(error).startswith(TLS_ALERT):
+                raise self._other_scheme("https") from error
+            raise NotReadyError("no-answer", f"no answer from {self._host}{path}: {error or type(error).__name__}"
+                                ) from error
         finally:
             connection.close()
+        if status == 400 and TLS_WANTED.search(said):
+            raise self._other_scheme("https")
+        return status, said
+
+    def _other_scheme(self, scheme: str) -> InputError:
+        spoken = {"http": "plain HTTP", "https": "TLS"}[scheme]
+        return InputError("wrong-scheme", f"{self._base_url} speaks {spoken} there: write {scheme}://"
+                          + self._base_url.partition("://")[2])
 
     def healthy(self) -> None:
         """NotReadyError unless /health answers 200, or there is no such page: not every server has one."""
@@ -77,7 +111,7 @@ class Endpoint:
     def identify(self, model: str | None = None) -> Identity:
         """Who serves here. A `model` that the server does not list (an alias, an adapter, a gateway's wildcard), or
         whose list it does not show, must answer with one token."""
-        status, body = self._ask("GET", f"{self._api}/models", None, PROBE_TIMEOUT_S)
+        status, body = self.models()
         if model is not None and status in (*NO_SUCH_PAGE, *NO_ACCESS):
             cards: list[dict[str, Any]] = []
         else:

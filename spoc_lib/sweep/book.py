@@ -154,11 +154,12 @@ class RungBook:
 
 def asked_of(cluster: Cluster, users: FreshUsers, seed: int) -> dict[str, Any]:
     """What a rung's figures hang on besides its own users, flags and seconds: the server (of the twin its model, GPU
-    and calibration, too), the workload, the seed."""
+    and calibration, too), whose series are its own, the workload, the seed."""
     server = cluster.model_dump(mode="json", include={
         "name": True, "model": True, "flags": True, "corpus": True, "hardware": {"gpu", "count"},
         "engine": {"kind", "base_url", "command", "image", "served_model", "api", "headers", "extra_body",
-                   "request_timeout_s", "idle_timeout_s"}})
+                   "request_timeout_s", "idle_timeout_s"},
+        "telemetry": {"prometheus_url", "dcgm_url", "metrics_url", "match", "gpus", "hosts"}})
     made_of: list[Any] = [cluster.engine.environment]  # as a hash, for a variable may hold a secret
     if cluster.simulated:
         twin = EmbeddedEngine.from_cluster(cluster)

@@ -45,16 +45,14 @@ def summarise(requests: pd.DataFrame, chunks: pd.DataFrame, metrics: pd.DataFram
     counted = occupancy(requests, users, window, start_s, end_s, gap_cap_s)
     verdicts = evaluate(seen, slos, rung=rung, users=users, driver=driver, level=level)
     server = window_summary(metrics, *window) if server is None else server
-    row = dict(
-        rung=rung, users=users, driver=driver, start_s=start_s, window_start_s=float(window[0]),
-        window_end_s=float(window[1]), end_s=end_s, planned=planned, **outcomes,
-        **counted.numbers("live_users", "thinking_users", "in_flight_users", "little_error_ratio"),
-        **seen.numbers("request_rate_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "cached_ratio"),
-        **_latencies(seen), kv_usage_ratio=server["kv_usage_ratio"],
-        sm_active_ratio=server["sm_active_ratio"], dram_active_ratio=server["dram_active_ratio"],
-        preemptions=None if server["preemptions"] is None else int(round(server["preemptions"])),
-        waiting_mean=server["waiting"], client_limited=client_limited,
-    )
+    row = dict(rung=rung, users=users, driver=driver, start_s=start_s, window_start_s=float(window[0]),
+               window_end_s=float(window[1]), end_s=end_s, planned=planned, **outcomes,
+               **counted.numbers("live_users", "thinking_users", "in_flight_users", "little_error_ratio"),
+               **seen.numbers("request_rate_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "cached_ratio"),
+               **_latencies(seen), kv_usage_ratio=server["kv_usage_ratio"],
+               sm_active_ratio=server["sm_active_ratio"], dram_active_ratio=server["dram_active_ratio"],
+               preemptions=None if server["preemptions"] is None else int(round(server["preemptions"])),
+               waiting_mean=server["waiting"], client_limited=client_limited)
     if row["cached_ratio"] is None:
         row["cached_ratio"] = server["cached_ratio"]
     reasons = _invalid(row, counted, seen, server)

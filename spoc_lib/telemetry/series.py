@@ -75,9 +75,25 @@ def increase(series: Series, start_s: float, end_s: float) -> float:
     return float(at_end - at_start)
 
 
+def counters(metrics: pd.DataFrame, metric: str) -> list[Series]:
+    """`select`, each from zero where it appeared on a page that had been read before: a server may name a counter, or
+    an engine, when it first counts."""
+    found = select(metrics, metric)
+    pages = metrics[metrics["source"].to_numpy() != "dcgm"] if found else metrics
+    began = pages["time_s"].min()
+    for index, one in enumerate(found):
+        if one.time_s[0] > began:
+            same = {text: all(orjson.loads(text).get(name) == one.labels.get(name) for name in ("instance", "pod"))
+                    for text in pages["labels"].unique()}
+            before = pages.loc[pages["labels"].map(same) & (pages["time_s"] < one.time_s[0]), "time_s"].max()
+            if before == before:
+                found[index] = Series(metric, one.labels, np.append(before, one.time_s), np.append(0.0, one.value))
+    return found
+
+
 def counter_increase(metrics: pd.DataFrame, metric: str, start_s: float, end_s: float) -> float | None:
     """Sum of the increases of all series of a counter; None when it was not sampled twice."""
-    rises = [increase(one, start_s, end_s) for one in select(metrics, metric)]
+    rises = [increase(one, start_s, end_s) for one in counters(metrics, metric)]
     rises = [rise for rise in rises if np.isfinite(rise)]
     return float(sum(rises)) if rises else None
 
@@ -123,7 +139,7 @@ def histogram_increase(metrics: pd.DataFrame, metric: str, start_s: float, end_s
     """The histogram `metric` (base name) differenced at the window's edges, all series added; None when
     absent."""
     by_bound: dict[float, float] = {}
-    for one in select(metrics, f"{metric}_bucket"):
+    for one in counters(metrics, f"{metric}_bucket"):
         rise = increase(one, start_s, end_s)
         if np.isfinite(rise):
             bound = float(one.labels["le"])

@@ -14,13 +14,11 @@ from spoc_lib.telemetry import dcgm, gpus
 from spoc_lib.telemetry.timeline import grid
 
 #: (panel, metric, factor to the panel's unit): what is drawn of the engine and of the GPUs.
-GAUGES = (
-    ("requests", "vllm:num_requests_running", 1.0), ("requests", "vllm:num_requests_waiting", 1.0),
-    ("KV in use (%)", "vllm:kv_cache_usage_perc", 100.0),
-    ("SM active (%)", "DCGM_FI_PROF_SM_ACTIVE", 100.0), ("DRAM active (%)", "DCGM_FI_PROF_DRAM_ACTIVE", 100.0),
-    ("tensor active (%)", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 100.0),
-    ("SM clock (MHz)", "DCGM_FI_DEV_SM_CLOCK", 1.0), ("temperature (°C)", "DCGM_FI_DEV_GPU_TEMP", 1.0),
-)
+GAUGES = (("requests", "vllm:num_requests_running", 1.0), ("requests", "vllm:num_requests_waiting", 1.0),
+          ("KV in use (%)", "vllm:kv_cache_usage_perc", 100.0),
+          ("SM active (%)", "DCGM_FI_PROF_SM_ACTIVE", 100.0), ("DRAM active (%)", "DCGM_FI_PROF_DRAM_ACTIVE", 100.0),
+          ("tensor active (%)", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 100.0),
+          ("SM clock (MHz)", "DCGM_FI_DEV_SM_CLOCK", 1.0), ("temperature (°C)", "DCGM_FI_DEV_GPU_TEMP", 1.0))
 #: Seconds of sending that one point of the client's percentiles stands for.
 BIN_S = 5.0
 

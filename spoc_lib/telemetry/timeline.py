@@ -174,5 +174,6 @@ def grid(metrics: pd.DataFrame, metric: str, step_s: float = 1.0) -> pd.DataFram
 
 
 def _column(series: Series) -> str:
-    kept = {key: value for key, value in series.labels.items() if key not in ("model_name", "engine")}
-    return ", ".join(f"{key}={value}" for key, value in kept.items()) or series.labels.get("engine", "0")
+    kept = {key: value for key, value in series.labels.items() if key != "model_name"}
+    return kept.get("engine", "0") if len(kept) < 2 and kept.keys() <= {"engine"} else ", ".join(
+        f"{key}={value}" for key, value in kept.items())

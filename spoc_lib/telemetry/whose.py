@@ -27,7 +27,9 @@ SCRAPE = ("job", "service", "endpoint", "container", "monitor", "prometheus", "p
 MEMBER, PLACE = ("instance", "pod"), ("namespace", "cluster", "exported_namespace")
 #: Parts of the names of labels in which replicas of one service may differ, too; in all others they agree.
 OF_MEMBER = re.compile(r"(?i)pod|node|host|instance|replica|uid|_ip$|^ip|rank|engine|pid|index|hash|zone|worker"
-                       r"|container|service|endpoint|model|prometheus|monitor|receive|tenant|^le$|version|revision")
+                       r"|container|endpoint|model|prometheus|monitor|receive|tenant|^le$|version|revision")
+#: SGLang's ranks of one engine, each of which reports what all of them do.
+RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,17 @@ class Ours:
             return rows.iloc[:0], [f"{where} holds no series with {wanted} (telemetry.match): of the server nothing is "
                                    f"known from there; it holds {_listed(_targets(texts.values()))}"], set(), 1
         chosen, said = self._chosen(targets, where)
-        labels: dict[str, str | None] = {}
+        labels: dict[str, str] = {}
+        first: dict[tuple, str] = {}  # of the ranks that say the same of one engine
         several = len({_identity(one) for one in chosen}) > 1
-        for text, own in texts.items():
+        for text, own in sorted(texts.items()):
             target = next((one for one in chosen if _of(own, one) and self._matched(own)), None)
-            mine = target is not None and self._our_model(own, target)
-            labels[text] = labels_json(_page_labels(own, several)) if mine else None
+            if target is not None and self._our_model(own, target):
+                page = _page_labels(own, several)
+                ranks = [name for name in RANKS if name in page]
+                engine = (*ranks, labels_json({name: value for name, value in page.items() if name not in ranks}))
+                if first.setdefault(engine, labels_json(page)) == labels_json(page):
+                    labels[text] = labels_json(page)
         new = rows["labels"].map(labels)
         kept = rows.assign(labels=new)[new.notna().to_numpy()].reset_index(drop=True)
         pods = {one["pod"] for one in chosen if one.get("pod")}
@@ -94,8 +101,9 @@ class Ours:
     def _chosen(self, targets: list[dict], where: str) -> tuple[list[dict], list[str]]:
         names = set(self.models)
         found = targets if self.match else [one for one in targets if self._at_address(one)]
-        if not found:
-            found = [one for one in targets if names & one["models"]]
+        named = [one for one in targets if names & one["models"]]
+        if not found or named and not any(one["models"] for one in found):  # a router's page tells less than engines'
+            found = named
             if not found and names and any(one["models"] and "instance" in one for one in targets):
                 return [], [f"{where} holds {_listed(targets)}, neither at the engine's address nor with its model: "
                             f"taken for others' (telemetry.match in the cluster file says which are the engine's)"]
@@ -116,9 +124,12 @@ class Ours:
                     f"be told: nothing is concluded from it; name it with engine.served_model or telemetry.match"]
 
     def _at_address(self, target: Mapping) -> bool:
-        """A name of loopback is true on every machine, so the model must be right as well."""
-        instance = str(target.get("instance", ""))
-        if not self.base_url or not same_address(self.base_url, instance):
+        """By the address that was scraped, or by the Kubernetes service (`NAME`, `NAME.NAMESPACE…`) that is asked. A
+        name of loopback is true on every machine, so the model must be right as well."""
+        service, *rest = (urlsplit(self.base_url or "").hostname or "").split(".")
+        if service and target.get("service") == service and rest[:1] in ([], [target.get("namespace")]):
+            return True
+        if not self.base_url or not same_address(self.base_url, str(target.get("instance", ""))):
             return False
         known = set(self.models) and target["models"] and "loopback" in _numbers(urlsplit(self.base_url).hostname or "")
         return not known or bool(set(self.models) & target["models"])
@@ -189,7 +200,8 @@ def _targets(labels: Iterable[Mapping[str, str]]) -> list[dict]:
         one["place"] = {name: value for name, value in one["place"].items()
                         if own.get(name) == value and not OF_MEMBER.search(name)}
     once: list[dict] = []
-    for one in sorted(found.values(), key=lambda one: (not one["models"], "pod" not in one, str(one.get("job")))):
+    for one in sorted(found.values(), key=lambda one: (not one["models"], "pod" not in one, str(one.get("job")),
+                                                      str(one.get("service")))):
         if not any(_same_server(one, other) for other in once):
             once.append(one)
     return once

@@ -158,3 +158,28 @@ def test_no_flag_stands_twice_in_the_catalogue():
              *(name for names in catalogue.others.values() for name in names)]
     assert len(names) == len(set(names)) > 250
     assert all(catalogue.spec(name) for name in catalogue.aliases.values())
+
+
+@pytest.mark.parametrize(("given", "flags", "arguments"), [
+    ("-tp 4 -dp=2 -O3", {"tensor_parallel_size": 4, "data_parallel_size": 2, "optimization_level": "3"},
+     ["--tensor-parallel-size", "4", "--data-parallel-size", "2", "--optimization-level", "3"]),
+    ("-cc.mode=3 -O.cudagraph_mode=FULL", {"compilation_config.mode": "3", "compilation_config.cudagraph_mode": "FULL"},
+     ["--compilation-config.mode", "3", "--compilation-config.cudagraph-mode", "FULL"]),
+    ("--cudagraph-capture-sizes 1 2 4 max_num_seqs=4", {"cudagraph_capture_sizes": "1 2 4", "max_num_seqs": 4},
+     ["--cudagraph-capture-sizes", "1", "2", "4", "--max-num-seqs", "4"]),
+    ("--lora-modules sql=/x chat=/y -tp 2", {"lora_modules": "sql=/x chat=/y", "tensor_parallel_size": 2},
+     ["--lora-modules", "sql=/x", "chat=/y", "--tensor-parallel-size", "2"]),
+    ({"lora_modules": '{"name": "a", "path": "/p"}'}, {"lora_modules": '{"name": "a", "path": "/p"}'},
+     ["--lora-modules", '{"name": "a", "path": "/p"}']),
+    ({"lora_modules": [{"name": "a", "path": "/p q"}, "b=/r"]},
+     {"lora_modules": '["{\\"name\\": \\"a\\", \\"path\\": \\"/p q\\"}", "b=/r"]'},
+     ["--lora-modules", '{"name": "a", "path": "/p q"}', "b=/r"]),
+])
+def test_short_names_and_flags_of_several_words_reach_the_engine_whole(given, flags, arguments):
+    assert read_flags(given) == flags == read_flags(flags)
+    assert flag_arguments(flags) == arguments
+
+
+def test_half_an_object_is_no_word_of_a_list():
+    with pytest.raises(InputError, match="lora_modules: wants a value of type list"):
+        read_flags({"lora_modules": '{"name": "a", '})

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import orjson
 import pytest
 
 from spoc_lib.config.access import api_url, root_url
-from spoc_lib.core.errors import InputError
-from spoc_lib.load import FixedTurns, LoadPlan, run, selfcheck
+from spoc_lib.core.errors import InputError, SpocError
+from spoc_lib.load import FixedTurns, LoadPlan, read_run, run, selfcheck
 from spoc_lib.load.bodies import BodyEncoder
-from spoc_lib.load.clientcheck import paced_server
+from spoc_lib.load.clientcheck import judge, paced_server
 from spoc_lib.load.gate import client_limits, stored
 
 KEY = "sk-very-secret-0123456789"
@@ -63,6 +64,17 @@ def test_every_stream_is_held(check):
 def test_the_check_is_stored_for_this_host(check):
     result, kept = check
     assert kept == result
+
+
+@pytest.mark.alone
+def test_a_check_that_measured_nothing_is_none(check, tmp_path, tmp_path_factory, monkeypatch):
+    """On a busy machine no answer may be whole: nothing is stored, and what once was is no check."""
+    monkeypatch.setenv("SPOC_CACHE", str(tmp_path))
+    (tmp_path / "selfcheck.json").write_bytes(orjson.dumps({**asdict(check[0]), "lag_p99_s": float("nan")}))
+    assert stored() is None
+    folder = tmp_path_factory.getbasetemp() / "check0" / "rung"
+    with pytest.raises(SpocError, match="no answer that began in the 5 s .* was whole: run it for longer"):
+        judge(read_run(folder), 0.2, 0.02, {"writes": {}})
 
 
 @pytest.mark.alone

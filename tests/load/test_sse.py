@@ -94,9 +94,17 @@ def test_the_finish_reason_tells_a_whole_answer_and_done_does_not():
 
 @pytest.mark.parametrize("reason", [
     "stop", "length", "tool_calls", "function_call", "eos_token", "end_turn", "MAX_TOKENS", "FinishReason.STOP",
-    "model_length", "COMPLETE", ["stop"], {"type": "length", "length": 16}, {"type": "stop", "matched": 2}])
+    "model_length", "COMPLETE", ["stop"], {"type": "length", "length": 16}, {"type": "stop", "matched": 2},
+    "token_limit", "normal", "max_output", "max_new_tokens", "END_ID", "STOP_WORDS", "limit"])
 def test_ends_of_an_answer_in_many_words(reason):
     assert fault(delta(content="x"), delta(reason), USAGE, b"[DONE]") is None
+
+
+@pytest.mark.parametrize("word", ["NOT_FINISHED", "FINISH_REASON_UNSPECIFIED", "in_progress", None, ""])
+def test_a_word_for_an_answer_that_goes_on_is_no_end(word):
+    assert fault(delta(word, content="x"), delta("stop", content="y"), USAGE) is None
+    assert fault(delta(word, content="x"), b"[DONE]") == "unfinished"
+    assert fault(delta(word, content="x"), delta("error"), delta("stop"), b"[DONE]") == "finish_error"
 
 
 @pytest.mark.parametrize(("reason", "error_class"), [
@@ -365,3 +373,29 @@ def test_shares_known_answers():
     assert token_shares(["a", "b"], [1, 5], 5) == [1.0, 4.0]  # the server counts as it goes
     assert token_shares(["a", "b"], [1, 4], 5) == [1.0, 4.0]  # and an end token without text
     assert token_shares(["a", "b", "c", "d"], [None] * 4, 2) == [0.5] * 4
+
+
+@pytest.mark.parametrize(("usage", "counts"), [
+    ({"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135, "completion_tokens_details": {
+        "reasoning_tokens": 94}}, (103, 94, 9, 32, None)),  # counted apart: the total tells
+    ({"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 41, "completion_tokens_details": {
+        "reasoning_tokens": 4}}, (9, 4, 5, 32, None)),
+    ({"prompt_tokens": 32, "completion_tokens": 0, "total_tokens": 92, "completion_tokens_details": {
+        "reasoning_tokens": 60}}, (60, 0, 60, 32, None)),  # less is left than chunks came
+    ({"input_tokens": 32, "output_tokens": 9, "input_tokens_details": {"cached_tokens": 16},
+      "output_tokens_details": {"reasoning_tokens": 4}}, (9, 4, 5, 32, 16))])
+def test_reasoning_belongs_to_the_completion_however_a_server_counts_it(usage, counts):
+    events = delta(content="a"), delta(content="b"), delta("stop"), {"choices": [], "usage": usage}, \
+        {"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0}}  # a router's own, which counts nothing
+    reader = read([data(event) for event in events])
+    assert (reader.count("completion_tokens"), reader.hidden_tokens, reader.output_tokens,
+            reader.count("prompt_tokens"), reader.count("cached_tokens")) == counts
+    events = delta(reasoning_content="hm"), *events
+    assert read([data(event) for event in events]).output_tokens == counts[0]  # it was streamed: all was carried
+
+
+def test_a_last_event_that_repeats_the_whole_answer_adds_nothing():
+    whole = {"object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop", "message": {
+        "role": "assistant", "content": "ab"}}], "usage": {"completion_tokens": 2}}
+    reader = read([data(event) for event in (delta(content="a"), delta(content="b"), whole)])
+    assert (reader.reply, reader.times_s, reader.fault, reader.output_tokens) == ("ab", [0.0, 1.0], None, 2)

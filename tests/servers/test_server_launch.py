@@ -74,7 +74,7 @@ def test_embedded_engine_comes_up_with_flags_and_leaves_evidence_and_a_free_port
         assert (server.model, server.max_model_len, server.flags["max_num_seqs"]) == ("m", 4096, 7)
         assert server.passport["simulated"] is True
         assert not port_is_free(port)
-        assert server.drain(1.0) and server.reset_prefix_cache()
+        assert server.drain(1.0)
         pid = server.process.pid
     assert gone(pid) and port_is_free(port)
     evidence = json.loads((tmp_path / "run" / "launch.json").read_text())

@@ -38,6 +38,24 @@ def test_a_counter_that_begins_anew_is_added_across_the_restart():
     assert counter_increase(metrics, "vllm:prompt_tokens_total", 0, 4) == pytest.approx(50 + 20 + 40 + 30)
 
 
+def test_a_counter_that_a_page_shows_when_it_first_counts_counts_from_zero():
+    name = "vllm:request_success_total"
+    gauge, times = "vllm:num_requests_running", range(10)
+    one = {"instance": "a:1"}
+    metrics = table((gauge, one, times, times), (name, one | {"finished_reason": "stop"}, [4, 9], [30, 80]),
+                    (name, {"instance": "b:1"}, [6, 9], [5000, 5010]))  # a server that was not scraped before
+    assert counter_increase(metrics, name, 0, 9) == pytest.approx(80 + 10)
+    assert counter_increase(metrics, name, 5, 9) == pytest.approx(40 + 10)
+
+
+def test_engines_of_several_servers_have_a_column_each():
+    rows = [("vllm:kv_cache_usage_perc", {"instance": host, "engine": number, "model_name": "m"}, [0, 1], [0.1, 0.1])
+            for host in ("a:1", "b:1") for number in "01"]
+    assert len(grid(table(*rows), "vllm:kv_cache_usage_perc").columns) == 4
+    alone = table(("vllm:kv_cache_usage_perc", {"engine": "1", "model_name": "m"}, [0], [0.1]))
+    assert list(grid(alone, "vllm:kv_cache_usage_perc")) == ["1"]
+
+
 def test_a_histogram_is_differenced_bucket_by_bucket():
     name, edges = "vllm:time_to_first_token_seconds", ["0.1", "1.0", "+Inf"]
     series = [(f"{name}_bucket", {"le": edge}, [0, 10], [before, after])

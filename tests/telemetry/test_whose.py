@@ -53,6 +53,35 @@ def test_replicas_are_differenced_each_and_added(more):
     assert found["kv_usage_ratio"] == pytest.approx(0.4) and "replicas of one service" in said[0]
 
 
+def test_servers_of_two_services_are_not_added_and_the_address_tells_which_is_meant():
+    servers = [*server("10.0.0.1:8000", pod="p-0", namespace="n", service="prod"),
+               *server("10.0.0.2:8000", pod="p-1", namespace="n", service="prod"),
+               *server("10.0.0.3:8000", pod="t-0", namespace="n", service="test")]
+    found, said = seen(Ours(models=["m"]), *servers)
+    assert found["generation_tokens"] is None and "which are the engine's cannot be told" in said[0]
+    for host, tokens in (("prod", 6000), ("test.n.svc.cluster.local", 3000)):
+        assert seen(Ours(base_url=f"http://{host}:80", models=["m"]), *servers)[0]["generation_tokens"] == tokens
+    assert seen(Ours(base_url="http://test.other:80", models=["m"]), *servers)[0]["generation_tokens"] is None
+
+
+def test_a_router_that_is_asked_does_not_stand_for_the_engines_behind_it():
+    router = [("vllm:num_requests_running", {"instance": "router:80", "server": f"http://10.0.0.{k}:8000"}, 10.0)
+              for k in (1, 2)]
+    found, _ = seen(Ours(base_url="http://router:80", models=["m"]), *router, *server("10.0.0.1:8000"),
+                    *server("10.0.0.2:8000"))
+    assert (found["running"], found["generation_tokens"]) == (20.0, 6000.0)
+    found, _ = seen(Ours(base_url="http://router:80", models=["m"]), *router)
+    assert found["running"] == 20.0 and "generation_tokens" in found["missing"]
+
+
+def test_ranks_that_each_report_their_whole_engine_count_once():
+    ranks = [("vllm:num_requests_running", {"model_name": "m", "tp_rank": str(tp), "dp_rank": str(dp)}, 10.0 + dp)
+             for tp in range(4) for dp in range(2)]
+    found, _ = seen(Ours(models=["m"]), *ranks, ("vllm:generation_tokens_total", {"model_name": "m"}, 100.0 * TIMES))
+    assert (found["running"], found["generation_tokens"]) == (21.0, 3000.0)
+    assert [row["running"] for row in found["by_engine"] if row.get("running")] == [10.0, 11.0]
+
+
 @pytest.mark.parametrize("again", [{"job": "podmonitor"}, {"job": "a", "container": "c", "pod": "p"},
                                    {"prometheus_replica": "prom-1"}])
 def test_a_server_that_is_scraped_twice_is_one(again):
