@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spoc_lib.config import GpuSpec, ModelSpec
+from spoc_lib.config.specs import Part
 from spoc_lib.engine.batch import Batch
 
 Number = float | np.ndarray
@@ -82,21 +83,20 @@ def activity(components: Mapping[str, Number], batch: Batch, model: ModelSpec, g
     busy = sum(kernels.values(), 0.0)
     covered = sum((seconds * SM_COVERAGE[name] for name, seconds in kernels.items()), 0.0)
     read, write = dram_bytes(batch, model, gpu_count)
-    products = _products(batch, model, gpu_count)
-    tensor_s = sum(flops / (gpu.bf16_flops_per_s if part == "scores" else gpu.peak(*model.weights(part)))
-                   for part, flops in products.items())
-    return Activity(busy, components.get("comm", 0.0), covered, read, write, sum(products.values()), tensor_s,
-                    nvlink_bytes(batch, model, gpu_count))
+    tensor_s = _scores(batch, model, gpu_count) / gpu.bf16_flops_per_s + sum(
+        (flops / gpu.peak(*model.weights(part)) for part, flops in _products(batch, model, gpu_count).items()), 0.0)
+    return Activity(busy, components.get("comm", 0.0), covered, read, write, tensor_flops(batch, model, gpu_count),
+                    tensor_s, nvlink_bytes(batch, model, gpu_count))
 
 
 def tensor_flops(batch: Batch, model: ModelSpec, gpu_count: int) -> Number:
     """Matrix operations of one GPU: 2 per weight and token, 4 × head_dim per head and query-key pair."""
-    return sum(_products(batch, model, gpu_count).values())
+    return _scores(batch, model, gpu_count) + sum(_products(batch, model, gpu_count).values(), 0.0)
 
 
-def _matrices(model: ModelSpec) -> dict[str, int]:
+def _matrices(model: ModelSpec) -> dict[Part, int]:
     """Weights of one layer by the part that they belong to; of the experts, one expert's."""
-    sizes = {"attention": model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)}
+    sizes: dict[Part, int] = {"attention": model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)}
     if model.d_ff:
         sizes["dense"] = 3 * model.hidden * model.d_ff
     if model.moe:
@@ -104,21 +104,25 @@ def _matrices(model: ModelSpec) -> dict[str, int]:
     return sizes
 
 
-def _products(batch: Batch, model: ModelSpec, gpu_count: int) -> dict[str, Number]:
-    """Operations of one GPU by the part whose weights they use, and of attention's `scores`, which are BF16."""
+def _scores(batch: Batch, model: ModelSpec, gpu_count: int) -> Number:
+    """Operations of attention between queries and keys, which are BF16."""
     pairs = ((model.layers - model.sliding_layers) * (batch.decode_context + batch.prefill_pairs)
              + model.sliding_layers * (batch.decode_window + batch.prefill_window_pairs))
+    return 4.0 * model.heads * model.head_dim * pairs / gpu_count
+
+
+def _products(batch: Batch, model: ModelSpec, gpu_count: int) -> dict[Part, Number]:
+    """Operations of one GPU by the part whose weights they use."""
     chosen = {"experts": model.moe.top_k} if model.moe else {}
-    return {"scores": 4.0 * model.heads * model.head_dim * pairs / gpu_count,
-            "head": 2.0 * model.hidden * model.vocabulary * batch.logits / gpu_count,
-            **{part: 2.0 * model.layers * chosen.get(part, 1) * size * batch.tokens / gpu_count
-               for part, size in _matrices(model).items()}}
+    products: dict[Part, Number] = {part: 2.0 * model.layers * chosen.get(part, 1) * size * batch.tokens / gpu_count
+                                    for part, size in _matrices(model).items()}
+    return products | {"head": 2.0 * model.hidden * model.vocabulary * batch.logits / gpu_count}
 
 
 def dram_bytes(batch: Batch, model: ModelSpec, gpu_count: int) -> tuple[Number, Number]:
     """(read, written) by one GPU: weights once a step, in the bits of their part (only the experts that are hit), KV of
     the attended context, hidden states in and out of each layer's operations (replicated under tensor parallelism)."""
-    hit = {}
+    hit: dict[Part, Number] = {}
     if model.moe:
         miss = (1 - model.moe.top_k / model.moe.experts) ** np.asarray(batch.tokens, dtype=float)
         hit["experts"] = model.moe.experts * (1 - miss)
