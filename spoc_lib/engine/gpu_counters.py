@@ -2,7 +2,7 @@
 
 Both clocks of the twin use these functions: the HTTP server a second at a time, the virtual clock on arrays.
 
-    sums = activity(step_time.components(batch), batch, model, gpu_count)   # per step: floats or arrays
+    sums = activity(step_time.components(batch), batch, model, gpu, gpu_count)   # per step: floats or arrays
     sums = sums.per_window(time_s, start_s, window_s, windows)              # arrays of steps: sums per window
     counters = GpuCounters(gpu, gpu_count, memory_used_gib)
     values = counters.advance(sums, window_s, start_s)                      # {DCGM field: (windows, GPUs)}
@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spoc_lib.config import GpuSpec, ModelSpec
+from spoc_lib.config.specs import Part
 from spoc_lib.engine.batch import Batch
 
 Number = float | np.ndarray
@@ -44,8 +45,8 @@ class Activity(NamedTuple):
     """What one GPU did, summed over steps: floats, or arrays of one shape.
 
     busy_s: some kernel runs; comm_s: of it, collectives; sm_active_s: mean over SMs of the time with a
-    resident warp; read_bytes, write_bytes: DRAM traffic; tensor_flops: matrix operations; nvlink_bytes: sent
-    = received.
+    resident warp; read_bytes, write_bytes: DRAM traffic; tensor_flops: matrix operations; tensor_s: their time at
+    the rate of their precision; nvlink_bytes: sent = received.
     """
 
     busy_s: Number
@@ -54,6 +55,7 @@ class Activity(NamedTuple):
     read_bytes: Number
     write_bytes: Number
     tensor_flops: Number
+    tensor_s: Number
     nvlink_bytes: Number
 
     def plus(self, other: Activity) -> Activity:
@@ -70,47 +72,63 @@ class Activity(NamedTuple):
         ))
 
 
-NOTHING = Activity(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Activity(*[0.0] * len(Activity._fields))
 
 
-def activity(components: Mapping[str, Number], batch: Batch, model: ModelSpec, gpu_count: int) -> Activity:
+def activity(components: Mapping[str, Number], batch: Batch, model: ModelSpec, gpu: GpuSpec,
+             gpu_count: int) -> Activity:
     """One GPU's part of the step(s): `components` as `StepTime.components` gives them (seconds per category
     and `idle`), `batch` with numbers or equally long arrays in its fields."""
     kernels = {name: seconds for name, seconds in components.items() if name != "idle"}
     busy = sum(kernels.values(), 0.0)
     covered = sum((seconds * SM_COVERAGE[name] for name, seconds in kernels.items()), 0.0)
     read, write = dram_bytes(batch, model, gpu_count)
-    return Activity(busy, components.get("comm", 0.0), covered, read, write,
-                    tensor_flops(batch, model, gpu_count), nvlink_bytes(batch, model, gpu_count))
+    tensor_s = _scores(batch, model, gpu_count) / gpu.bf16_flops_per_s + sum(
+        (flops / gpu.peak(*model.weights(part)) for part, flops in _products(batch, model, gpu_count).items()), 0.0)
+    return Activity(busy, components.get("comm", 0.0), covered, read, write, tensor_flops(batch, model, gpu_count),
+                    tensor_s, nvlink_bytes(batch, model, gpu_count))
 
 
 def tensor_flops(batch: Batch, model: ModelSpec, gpu_count: int) -> Number:
     """Matrix operations of one GPU: 2 per weight and token, 4 × head_dim per head and query-key pair."""
-    per_token = model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
+    return _scores(batch, model, gpu_count) + sum(_products(batch, model, gpu_count).values(), 0.0)
+
+
+def _matrices(model: ModelSpec) -> dict[Part, int]:
+    """Weights of one layer by the part that they belong to; of the experts, one expert's."""
+    sizes: dict[Part, int] = {"attention": model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)}
     if model.d_ff:
-        per_token += 3 * model.hidden * model.d_ff
+        sizes["dense"] = 3 * model.hidden * model.d_ff
     if model.moe:
-        per_token += model.hidden * model.moe.experts + 3 * model.moe.top_k * model.hidden * model.moe.d_ff
-    full = model.layers - model.sliding_layers
-    pairs = (full * (batch.decode_context + batch.prefill_pairs)
+        sizes |= {"router": model.hidden * model.moe.experts, "experts": 3 * model.hidden * model.moe.d_ff}
+    return sizes
+
+
+def _scores(batch: Batch, model: ModelSpec, gpu_count: int) -> Number:
+    """Operations of attention between queries and keys, which are BF16."""
+    pairs = ((model.layers - model.sliding_layers) * (batch.decode_context + batch.prefill_pairs)
              + model.sliding_layers * (batch.decode_window + batch.prefill_window_pairs))
-    matrices = model.layers * per_token * batch.tokens + model.hidden * model.vocabulary * batch.logits
-    return (2.0 * matrices + 4.0 * model.heads * model.head_dim * pairs) / gpu_count
+    return 4.0 * model.heads * model.head_dim * pairs / gpu_count
+
+
+def _products(batch: Batch, model: ModelSpec, gpu_count: int) -> dict[Part, Number]:
+    """Operations of one GPU by the part whose weights they use."""
+    chosen = {"experts": model.moe.top_k} if model.moe else {}
+    products: dict[Part, Number] = {part: 2.0 * model.layers * chosen.get(part, 1) * size * batch.tokens / gpu_count
+                                    for part, size in _matrices(model).items()}
+    return products | {"head": 2.0 * model.hidden * model.vocabulary * batch.logits / gpu_count}
 
 
 def dram_bytes(batch: Batch, model: ModelSpec, gpu_count: int) -> tuple[Number, Number]:
-    """(read, written) by one GPU: weights once a step (only the experts that are hit), KV of the attended
-    context, hidden states in and out of each layer's operations (replicated under tensor parallelism)."""
-    weight_bytes = model.dense_weight_bits / 8
-    dense = model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
-    if model.d_ff:
-        dense += 3 * model.hidden * model.d_ff
-    read = model.layers * dense * weight_bytes + (np.asarray(batch.logits) > 0) * (
-        model.hidden * model.vocabulary * weight_bytes)
+    """(read, written) by one GPU: weights once a step, in the bits of their part (only the experts that are hit), KV of
+    the attended context, hidden states in and out of each layer's operations (replicated under tensor parallelism)."""
+    hit: dict[Part, Number] = {}
     if model.moe:
         miss = (1 - model.moe.top_k / model.moe.experts) ** np.asarray(batch.tokens, dtype=float)
-        read = read + model.layers * model.moe.experts * (1 - miss) * (
-            3 * model.hidden * model.moe.d_ff * model.moe.weight_bits / 8)
+        hit["experts"] = model.moe.experts * (1 - miss)
+    read = (np.asarray(batch.logits) > 0) * (model.hidden * model.vocabulary * model.weights("head")[0] / 8)
+    for part, size in _matrices(model).items():
+        read = read + model.layers * hit.get(part, 1) * size * model.weights(part)[0] / 8
     kv = 2 * model.kv_heads * model.head_dim * model.kv_bits / 8
     full = model.layers - model.sliding_layers
     window = model.sliding_window or 0
@@ -162,7 +180,7 @@ class GpuCounters:
         """Values at the end of each window, {DCGM field: array (windows, GPUs)}; `sums` per window (a float
         is one window), the first from `start_s` on. Ratios 0-1, W, °C, MHz, MiB, mJ, ns, bytes/s; GPU_UTIL
         in %."""
-        busy_s, comm_s, sm_s, read, written, flops, sent = (
+        busy_s, comm_s, sm_s, read, written, _, tensor_s, sent = (
             np.atleast_1d(np.asarray(field, dtype=float)) for field in sums)
         windows, gpu = len(busy_s), self._gpu
         ends = start_s + window_s * (1 + np.arange(windows))
@@ -183,7 +201,7 @@ class GpuCounters:
             hot[late, throttle.gpu] = True
         sm = np.minimum(sm / window_s, 1.0)
         dram = np.minimum(np.repeat((read + written)[:, None], self._count, 1) / (gpu.dram_bytes_per_s * window_s), 1.0)
-        tensor = np.minimum(flops[:, None] / (gpu.bf16_flops_per_s * window_s * clock), sm)
+        tensor = np.minimum(tensor_s[:, None] / (window_s * clock), sm)
         load = np.minimum(SM_POWER * sm + DRAM_POWER * dram + TENSOR_POWER * tensor, 1.0)
         power = gpu.power_w * (IDLE_POWER_SHARE + (1 - IDLE_POWER_SHARE) * load * clock)
         capped = load >= 1.0

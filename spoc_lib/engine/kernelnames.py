@@ -34,6 +34,11 @@ _KV = ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16, 
 _ACT = "void vllm::act_and_mul_kernel<c10::BFloat16, &vllm::silu_kernel<c10::BFloat16>, (bool)1>(T1 *, const T1 *, int)"
 _SPLIT_K = ("void cublasLt::splitKreduce_kernel<(int)32, (int)16, int, float, __nv_bfloat16, float, __nv_bfloat16, "
             "(bool)0>(cublasLt::cublasSplitKParams<T1>)")
+_SCALED = ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>, "
+           "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4>, {0}, {0}>>>"
+           "(T1::Params)").replace("{0}", "cutlass::{0}")
+_MARLIN = "void marlin::Marlin<__nv_bfloat16, {0}l, (int)256, (int)4, (int)16, (int)4, (bool)0>(const int4 *)"
+_INT4_ID, _FP8_ID = 1125899907892224, 2814749767172868  # of vllm::ScalarType: uint4b8, float8_e4m3fn
 _GREEDY = ("void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, "
            "at::native::ArgMaxOps<float>, unsigned int, long, (int)4, (int)4>>(T3)")
 _RANDOM = ("void at::native::<unnamed>::distribution_elementwise_grid_stride_kernel<float, (int)4, "
@@ -59,7 +64,13 @@ def _attention_weight(model: ModelSpec, layer: int, full_share: float) -> float:
     return max(1 - full_share, 0.02) if sliding else max(full_share, 0.02)
 
 
-def _gemm(small: bool, weight: float) -> list[Kernel]:
+def _gemm(small: bool, weight: float, precision: tuple[float, str | None] = (16, None)) -> list[Kernel]:
+    """precision: (stored bits a weight, type of the products where the model states it) as `ModelSpec.weights`."""
+    bits, math = precision
+    if bits < 16 and math in (None, "fp8", "int8") and bits >= 8:
+        return [Kernel(_SCALED.format("int8_t" if math == "int8" else "float_e4m3_t"), "gemm", weight)]
+    if bits < 16:
+        return [Kernel(_MARLIN.format(_FP8_ID if bits >= 8 else _INT4_ID), "gemm", weight)]
     if small:
         return [Kernel("nvjet_tst_64x8_64x16_4x1_v_bz_splitK_bias_TNT", "gemm", weight * 0.85),
                 Kernel(_SPLIT_K, "gemm", weight * 0.15)]
@@ -70,26 +81,30 @@ def _attention_block(model: ModelSpec, gpus: int, batch: Batch, small: bool, wei
     heads = model.heads * model.head_dim
     inputs = model.hidden * (heads + 2 * model.kv_heads * model.head_dim)
     flash = _flash(192, 128) if batch.prefills else _flash(64, 128)
-    kernels = [Kernel(_NORM.format(0), "norm"), *_gemm(small, inputs), Kernel(_ROPE, "rope"), Kernel(_KV, "kv"),
+    kernels = [Kernel(_NORM.format(0), "norm"), *_gemm(small, inputs, model.weights("attention")),
+               Kernel(_ROPE, "rope"), Kernel(_KV, "kv"),
                Kernel(flash, "attn", weight)]
     if not batch.prefills:
         kernels.append(Kernel("void cutlass::device_kernel<flash::FlashAttnFwdCombine<cute::tuple<cute::C<8>, "
                               "cute::C<64>>, 5, 256, 1, 1, cutlass::bfloat16_t, float, cutlass::arch::Sm90>>"
                               "(T1::Params)", "attn", weight * 0.08))
-    return [*kernels, *_gemm(small, model.hidden * heads), *_all_reduce(model, gpus, batch)]
+    return [*kernels, *_gemm(small, model.hidden * heads, model.weights("attention")), *_all_reduce(model, gpus, batch)]
 
 
 def _feed_forward(model: ModelSpec, gpus: int, batch: Batch, small: bool) -> list[Kernel]:
     kernels = [Kernel(_NORM.format(2), "norm")]
     if model.moe is None:
         width = model.hidden * (model.d_ff or 4 * model.hidden)
-        kernels += [*_gemm(small, 2 * width), Kernel(_ACT, "act"), *_gemm(small, width)]
+        own = model.weights("dense")
+        kernels += [*_gemm(small, 2 * width, own), Kernel(_ACT, "act"), *_gemm(small, width, own)]
     else:
         rows = batch.tokens * model.moe.top_k / model.moe.experts  # tokens an expert
         tile = "16x256" if rows <= 16 else "64x256" if rows <= 64 else "128x256"
         prefix = "_matmul_ogs" if rows <= 64 else "_p_matmul_ogs"
-        weights = "mxfp4" if model.moe.weight_bits < 8 else "bf16"
-        matmul = f"{prefix}_NNT_bf16xbf16x{weights}_{tile}x128x1"
+        bits, math = model.weights("experts")
+        weights = "mxfp4" if bits < 8 else "fp8" if bits < 16 else "bf16"
+        inputs = "fp8" if math == "fp8" or math is None and weights == "fp8" else "bf16"
+        matmul = f"{prefix}_NNT_bf16x{inputs}x{weights}_{tile}x128x1"
         kernels += [Kernel("nvjet_tst_32x64_64x16_4x1_v_bz_bias_TNN", "gemm", model.hidden * model.moe.experts),
                     Kernel("_topk_forward", "moe_route", 2), Kernel("_combined_routing_memset", "moe_route"),
                     Kernel("_combined_routing_compute", "moe_route", 2),

@@ -138,4 +138,4 @@ def _dcgm(log: RunLog, engine, grid: np.ndarray, interval_s: float) -> Iterator[
 def step_activity(log: RunLog, engine) -> Activity:
     """What one GPU did in each step of the log."""
     batches = Batch._make(log.steps[name] for name in Batch._fields)
-    return activity(engine.step_time.components_of(batches), batches, engine.model, engine.gpu_count)
+    return activity(engine.step_time.components_of(batches), batches, engine.model, engine.gpu, engine.gpu_count)

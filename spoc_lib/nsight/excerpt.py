@@ -20,20 +20,10 @@ def excerpt(path: str | Path | Sequence[str | Path], start_ns: int, end_ns: int,
         names = np.array(trace.names, dtype=object)
         parts = []
         for rank, activity in trace.activities.items():
-            inside = np.flatnonzero((activity.start >= start_ns) & (activity.start < end_ns))[
-                : most // len(trace.ranks)
-            ]
-            name = names[activity.name[inside]]
-            parts.append(
-                pd.DataFrame(
-                    {
-                        "pid": trace.pids[rank],
-                        "device": rank.device,
-                        "start_s": (activity.start[inside] - start_ns) / 1e9,
-                        "duration_s": np.maximum(activity.end[inside] - activity.start[inside], 0) / 1e9,
-                        "category": [categories[n] for n in name],
-                        "name": name,
-                    }
-                )
-            )
+            inside = np.flatnonzero((activity.start >= start_ns) & (activity.start < end_ns))[:most // len(trace.ranks)]
+            name, start = names[activity.name[inside]], activity.start[inside]
+            parts.append(pd.DataFrame({
+                "pid": trace.pids[rank], "device": rank.device, "start_s": (start - start_ns) / 1e9,
+                "duration_s": np.maximum(activity.end[inside] - start, 0) / 1e9,
+                "category": [categories[n] for n in name], "name": name}))
     return pd.concat(parts, ignore_index=True)

@@ -50,8 +50,9 @@ def explain_idle(decomposition: Decomposition) -> IdleReport:
         "waiting": decomposition.waiting.ranks.wait_ns.sum() if decomposition.waiting.paired else 0,
     }
     window = decomposition.window_s
+    words = _WORDS | ({"host": "gaps whose next kernel was launched after the GPU had gone idle"} if no_steps else {})
     rows = [{"cause": cause, "seconds": float(ns) / gpus / 1e9, "share": float(ns) / gpus / 1e9 / window,
-             "meaning": _WORDS[cause]} for cause, ns in seconds.items()]
+             "meaning": words[cause]} for cause, ns in seconds.items()]
     table = pd.DataFrame(rows)
     return IdleReport(table, _sentence(table))
 

@@ -46,10 +46,10 @@ def test_arrays_are_the_same_as_one_step_after_the_other():
     components = [twin().step_time.components(batch) for batch in steps]
     single = NOTHING
     for one, batch in zip(components, steps, strict=True):
-        single = single.plus(activity(one, batch, MODEL, 4))
+        single = single.plus(activity(one, batch, MODEL, GPU, 4))
     columns = {name: np.array([one[name] for one in components]) for name in components[0]}
     batches = Batch(*(np.array(column, dtype=float) for column in zip(*steps, strict=True)))
-    whole = activity(columns, batches, MODEL, 4).per_window(np.array([0.1, 0.2, 1.5]), 0.0, 1.0, 2)
+    whole = activity(columns, batches, MODEL, GPU, 4).per_window(np.array([0.1, 0.2, 1.5]), 0.0, 1.0, 2)
     assert [float(field.sum()) for field in whole] == pytest.approx([float(field) for field in single])
     assert whole.busy_s[0] > whole.busy_s[1]
 
@@ -58,7 +58,7 @@ def test_arrays_are_the_same_as_one_step_after_the_other():
 def test_a_saturated_gpu_stays_within_its_limits(batch):
     components = twin().step_time.components(batch)
     seconds = sum(components.values())
-    one = activity(components, batch, MODEL, 4)
+    one = activity(components, batch, MODEL, GPU, 4)
     values = GpuCounters(GPU, 4, 70).advance(one, seconds)
     ratios = {name: float(values[f"DCGM_FI_PROF_{name}"][0, 0]) for name in
               ("GR_ENGINE_ACTIVE", "SM_ACTIVE", "DRAM_ACTIVE", "PIPE_TENSOR_ACTIVE")}
@@ -68,8 +68,24 @@ def test_a_saturated_gpu_stays_within_its_limits(batch):
     assert (one.tensor_flops / seconds) < GPU.bf16_flops_per_s  # never above the roofline
 
 
+def test_tensor_time_and_traffic_follow_the_bits_of_each_part():
+    dense = MODEL.model_copy(update=dict(moe=None, d_ff=8192))
+    eight = dense.model_copy(update=dict(dense_weight_bits=8))
+    rest = GPU.model_copy(update=dict(fp8_flops_per_s=None))
+    one, half, unpacked = (activity({}, PREFILL, m, g, 1) for m, g in ((dense, GPU), (eight, GPU), (eight, rest)))
+    assert one.tensor_flops == half.tensor_flops
+    assert one.tensor_s == pytest.approx(one.tensor_flops / GPU.bf16_flops_per_s) == pytest.approx(unpacked.tensor_s)
+    head, scores = 2 * dense.hidden * dense.vocabulary, 4 * dense.heads * dense.head_dim * (
+        18 * PREFILL.prefill_pairs + 18 * PREFILL.prefill_window_pairs)
+    assert one.tensor_s - half.tensor_s == pytest.approx((one.tensor_flops - head - scores) * (
+        1 / GPU.bf16_flops_per_s - 1 / GPU.fp8_flops_per_s))
+    whole, less = (dram_bytes(PREFILL, m, 1)[0] - dram_bytes(PREFILL._replace(logits=0), m, 1)[0]
+                   for m in (dense, eight))
+    assert whole == less == dense.hidden * dense.vocabulary * 2  # the head stays in BF16
+
+
 def test_windows_one_by_one_or_at_once():
-    sums = Activity(*(np.linspace(0.1, 0.5, 30) * scale for scale in (1, 0.1, 0.8, 1e11, 1e10, 1e13, 1e9)))
+    sums = Activity(*(np.linspace(0.1, 0.5, 30) * scale for scale in (1, 0.1, 0.8, 1e11, 1e10, 1e13, 0.01, 1e9)))
     throttle = Throttle(1, 10.0, 0.7)
     at_once = GpuCounters(GPU, 2, 70, throttle).advance(sums, 1.0)
     stepwise = GpuCounters(GPU, 2, 70, throttle)
@@ -80,7 +96,7 @@ def test_windows_one_by_one_or_at_once():
 
 
 def test_an_overheated_gpu_is_hot_slow_and_longer_at_work_and_the_others_wait():
-    sums = Activity(*(np.full(60, value) for value in (0.6, 0.1, 0.5, 1e12, 1e11, 1e13, 1e9)))
+    sums = Activity(*(np.full(60, value) for value in (0.6, 0.1, 0.5, 1e12, 1e11, 1e13, 0.01, 1e9)))
     values = GpuCounters(GPU, 2, 70, Throttle(1, 30.0, 0.7)).advance(sums, 1.0)
     clock, active = values["DCGM_FI_DEV_SM_CLOCK"], values["DCGM_FI_PROF_SM_ACTIVE"]
     assert clock[29].tolist() == [1980, 1980] and clock[30].tolist() == pytest.approx([1980, 1386])

@@ -10,6 +10,7 @@ import pytest
 from spoc_lib.config import load_gpu, load_model
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
+from spoc_lib.engine.kernelnames import step_kernels
 from spoc_lib.nsight import CATEGORIES, classify, decompose, roofline, rule_book
 from spoc_lib.nsight.categories import compute_type
 
@@ -241,3 +242,19 @@ def test_the_command_reads_lists_and_csv(tmp_path, spoc):
         assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
     assert spoc("classify", tmp_path / "absent").returncode == 2
     assert set(classify(["x"]).values()) <= set(CATEGORIES)
+
+
+@pytest.mark.parametrize("bits, math, dense, experts", [
+    (16, None, None, ("bf16", "bf16")), (8, None, ("fp8", "fp8"), ("fp8", "fp8")),
+    (8, "bf16", ("bf16", "fp8"), ("bf16", "fp8")), (4, None, ("bf16", "int4"), ("bf16", "mxfp4")),
+])
+def test_the_simulator_names_its_matmuls_by_the_models_precision(bits, math, dense, experts):
+    """16-bit GEMMs of cuBLAS tell no type; 4-bit weights are unpacked to BF16 on Hopper; the router keeps BF16."""
+    shipped = load_model("gpt-oss-120b")
+    model = shipped.model_copy(update={"dense_weight_bits": bits, "dense_math": math, "moe": shipped.moe.model_copy(
+        update={"weight_bits": bits, "math": math})})
+    kernels = step_kernels(model, 1, Batch(64, 64, 64_000, 8192, 0, 0, 0.0, 0.0, 0, 64), 0.5)
+    names = [k.name for k in kernels]
+    assert {compute_type(k.name) for k in kernels if k.category == "moe_gemm"} == {experts}
+    assert {compute_type(k.name) for k in kernels if k.category == "gemm"} == {None} | {dense}
+    assert all(classify(names)[k.name] == k.category for k in kernels)

@@ -56,6 +56,15 @@ def test_within_a_step_idle_time_is_never_for_want_of_requests(new_trace, kernel
     assert advice(decompose(path), None)[0].startswith("The host between steps, 55% at stake")
 
 
+def test_a_trace_without_steps_does_not_speak_of_the_time_between_them(new_trace, kernel_names):
+    trace = new_trace()
+    for n in range(2):
+        trace.launch(n * 1000, n + 1)
+        trace.kernel(kernel_names["gemm"], n * 1000 + 10, n * 1000 + 100, correlation=n + 1)
+    said = explain_idle(decompose(trace.done())).sentence
+    assert said.endswith("most of it gaps whose next kernel was launched after the GPU had gone idle (83%).")
+
+
 def test_where_no_step_runs_on_the_host_either_it_is_said(new_trace, kernel_names):
     trace = new_trace()
     for n in range(4):

@@ -286,7 +286,8 @@ class ActivitySum:
         if result.batch.tokens:
             engine = self._engine
             components = engine.step_time.components(result.batch)
-            self.total = self.total.plus(activity(components, result.batch, engine.model, engine.gpu_count))
+            self.total = self.total.plus(activity(components, result.batch, engine.model, engine.gpu,
+                                                  engine.gpu_count))
 
     def take(self, now: float) -> tuple[Activity, float, float]:
         """(activity, start, seconds) of the time since the last call."""
