@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from dataclasses import dataclass
 
 import pandas as pd
 
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
+from spoc_lib.nsight.categories import compute_type, type_bits
 from spoc_lib.nsight.decompose import Decomposition
 
 #: What the names of kernels built for AMD's GPUs hold.
@@ -27,6 +30,8 @@ _MEMORY_OFF, _RATE_OFF = 0.08, 0.12
 #: The experts are the second argument of vLLM's routing kernel.
 _EXPERTS = re.compile(r"topkGating\w*<\s*(?:\(int\))?\d+,\s*(?:\(int\))?(\d+)")
 _LAYERS_OFF = 0.1
+#: Weights are of other bits where most of the time says so; block scales add up to a quarter of a 4-bit weight.
+_MOST, _BITS_OFF = 0.5, 0.3
 
 
 def require_same(found: Decomposition, model: ModelSpec, gpu: GpuSpec, gpus: int) -> list[str]:
@@ -93,6 +98,11 @@ def _other_model(found: Decomposition, model: ModelSpec) -> list[str]:
         other.append(f"it runs no experts, and {model.name} has {model.moe.experts}")
     elif model.moe is not None and experts and model.moe.experts not in experts:
         other.append(f"it routes among {max(experts)} experts, and {model.name} has {model.moe.experts}")
+    types = shown_types(found)
+    if model.moe is not None and types.category == "moe_gemm" and types.share > _MOST and \
+            abs(type_bits(types.weights) - model.moe.weight_bits) > _BITS_OFF * model.moe.weight_bits:
+        other.append(f"its expert GEMMs' names show {type_bits(types.weights)}-bit weights ({types.label}), and those "
+                     f"of {model.name} have {model.moe.weight_bits:g}")
     return other
 
 
@@ -108,3 +118,55 @@ def _other_ranks(found: Decomposition, gpus: int) -> list[str]:
         return [f"its {count} GPUs run no collectives, so each holds the model for itself, and {gpus} were to share it "
                 f"(--tp 1)"]
     return []
+
+
+@dataclass(frozen=True)
+class ShownTypes:
+    """What the names of the matmuls tell of their types, whatever they computed. category: moe_gemm, or gemm where no
+    expert ran; math, weights: as `compute_type` says, of most of their time; share: of their time, 0 where no name
+    tells."""
+
+    category: str
+    math: str
+    weights: str
+    share: float
+
+    @property
+    def label(self) -> str:
+        """math x weights, `unknown` where no name tells."""
+        return f"{self.math}x{self.weights}" if self.share else "unknown"
+
+    @property
+    def scheme(self) -> str | None:
+        """`W4A16` and the like: bits of the weights, bits of the products."""
+        return f"W{type_bits(self.weights)}A{type_bits(self.math)}" if self.share else None
+
+    @property
+    def sentence(self) -> str:
+        """The evidence in words, without a full stop."""
+        who = {"moe_gemm": "expert GEMMs'"}.get(self.category, "dense GEMMs'")
+        if not self.share:
+            return f"The {who} names do not show their types"
+        bits = type_bits(self.weights)
+        products = f"{type_bits(self.math)}-bit" if self.math.startswith("a") else self.math.upper()
+        words = f"{products} products on {bits}-bit weights"
+        part = "" if self.share > 0.995 else f", in {self.share:.0%} of their time"
+        return f"The {who} names show {f'{words} ({self.label})' if bits == 4 else f'{self.label} ({words})'}{part}"
+
+    def to_dict(self) -> dict:
+        """For JSON."""
+        return {"category": self.category, "compute_type": self.label, "scheme": self.scheme, "share": self.share,
+                "sentence": f"{self.sentence}."}
+
+
+def shown_types(decomposition: Decomposition) -> ShownTypes:
+    """The types that the matmuls' names tell, by time; a batch is not needed."""
+    kernels = decomposition.kernels
+    category = "moe_gemm" if (kernels.category == "moe_gemm").any() else "gemm"
+    matmuls = kernels[kernels.category == category]
+    weight: Counter = Counter()
+    for name, ns in zip(matmuls.name, matmuls.total_ns, strict=True):
+        if found := compute_type(name):
+            weight[found] += int(ns)
+    (math, weights), most = weight.most_common(1)[0] if weight else (("", ""), 0)
+    return ShownTypes(category, math, weights, most / max(1, int(matmuls.total_ns.sum())))

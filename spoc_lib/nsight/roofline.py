@@ -12,9 +12,9 @@ import pandas as pd
 from spoc_lib.config import GpuSpec, ModelSpec
 from spoc_lib.core.errors import InputError
 from spoc_lib.engine.batch import Batch
-from spoc_lib.nsight.categories import CATEGORIES, TITLES, compute_type, type_bits
+from spoc_lib.nsight.categories import CATEGORIES, TITLES
 from spoc_lib.nsight.decompose import Decomposition
-from spoc_lib.nsight.identity import require_same
+from spoc_lib.nsight.identity import ShownTypes, require_same, shown_types
 from spoc_lib.nsight.work import Hypothesis, hypotheses, step_work
 
 #: What can bind, and how a sentence calls it.
@@ -219,7 +219,8 @@ def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpe
     binding = max(resources, key=resources.__getitem__)
     over = int((busy.of_roof > 1.05).sum())
     if over:
-        sentences.append(f"{over} categories ran faster than their roof, so the batch given does not describe this "
+        what = "category" if over == 1 else "categories"
+        sentences.append(f"{over} {what} ran faster than the roof, so the batch given does not describe this "
                          f"trace, or the kernels skip work that the model counts.")
     sentence = (f"{'Simulated: ' if decomposition.simulated else ''}a step of {overall.measured_s.sum() * 1e3:.2f} ms "
                 f"spends {top.share:.0%} in {TITLES[top.category]}; for {resources[binding]:.0%} of it the nearest "
@@ -227,58 +228,6 @@ def _conclude(decomposition: Decomposition, table: pd.DataFrame, model: ModelSpe
                                                    if top.of_roof > 0 and top.binds == binding else "."))
     return Verdict(table, steps, gpus, model.name, gpu.name, types.label, types.share > 0, resources, binding,
                    str(top.category), sentence, sentences, decomposition.simulated)
-
-
-@dataclass(frozen=True)
-class ShownTypes:
-    """What the names of the matmuls tell of their types, whatever they computed. category: moe_gemm, or gemm where no
-    expert ran; math, weights: as `compute_type` says, of most of their time; share: of their time, 0 where no name
-    tells."""
-
-    category: str
-    math: str
-    weights: str
-    share: float
-
-    @property
-    def label(self) -> str:
-        """math x weights, `unknown` where no name tells."""
-        return f"{self.math}x{self.weights}" if self.share else "unknown"
-
-    @property
-    def scheme(self) -> str | None:
-        """`W4A16` and the like: bits of the weights, bits of the products."""
-        return f"W{type_bits(self.weights)}A{type_bits(self.math)}" if self.share else None
-
-    @property
-    def sentence(self) -> str:
-        """The evidence in words, without a full stop."""
-        who = {"moe_gemm": "expert GEMMs'"}.get(self.category, "dense GEMMs'")
-        if not self.share:
-            return f"The {who} names do not show their types"
-        bits = type_bits(self.weights)
-        products = f"{type_bits(self.math)}-bit" if self.math.startswith("a") else self.math.upper()
-        words = f"{products} products on {bits}-bit weights"
-        part = "" if self.share > 0.995 else f", in {self.share:.0%} of their time"
-        return f"The {who} names show {f'{words} ({self.label})' if bits == 4 else f'{self.label} ({words})'}{part}"
-
-    def to_dict(self) -> dict:
-        """For JSON."""
-        return {"category": self.category, "compute_type": self.label, "scheme": self.scheme, "share": self.share,
-                "sentence": f"{self.sentence}."}
-
-
-def shown_types(decomposition: Decomposition) -> ShownTypes:
-    """The types that the matmuls' names tell, by time; a batch is not needed."""
-    kernels = decomposition.kernels
-    category = "moe_gemm" if (kernels.category == "moe_gemm").any() else "gemm"
-    matmuls = kernels[kernels.category == category]
-    weight: Counter = Counter()
-    for name, ns in zip(matmuls.name, matmuls.total_ns, strict=True):
-        if found := compute_type(name):
-            weight[found] += int(ns)
-    (math, weights), most = weight.most_common(1)[0] if weight else (("", ""), 0)
-    return ShownTypes(category, math, weights, most / max(1, int(matmuls.total_ns.sum())))
 
 
 def _step_sentence(table: pd.DataFrame, phase: str, gpu: GpuSpec) -> str:

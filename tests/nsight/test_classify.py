@@ -208,13 +208,25 @@ def test_the_evidence_of_the_names_needs_no_batch(new_trace, spoc, name, scheme,
     assert said in spoc("decompose", path).stdout
 
 
-def test_a_scheme_that_is_not_the_models_is_no_roof_of_its_experts(new_trace):
+@pytest.mark.parametrize(("name", "why"), [
+    (marlin(BF16, FP8, BF16, BF16), r"names show 8-bit weights \(bf16xfp8\), and those of gpt-oss-120b have 4.25"),
+    ("_matmul_ogs_NNT_bf16xbf16xbf16_16x256x128x1", r"names show 16-bit weights \(bf16xbf16\), and those"),
+])
+def test_another_models_experts_are_held_against_no_roof(new_trace, name, why):
     trace = new_trace()
-    trace.kernel(marlin(BF16, FP8, BF16, BF16), 0, 1_000_000)
+    trace.kernel(name, 0, 1_000_000)
+    batch = Batch(8, 8, 8000, 1024, 0, 0, 0.0, 0.0, 0, 8)
+    with pytest.raises(InputError, match=why):
+        roofline(decompose(trace.done()), load_model("gpt-oss-120b"), load_gpu("h100-sxm"), batch, steps=1)
+
+
+def test_a_scheme_that_is_neither_reading_is_said(new_trace):
+    trace = new_trace()
+    trace.kernel("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128", 0, 1_000_000)
     batch = Batch(8, 8, 8000, 1024, 0, 0, 0.0, 0.0, 0, 8)
     verdict = roofline(decompose(trace.done()), load_model("gpt-oss-120b"), load_gpu("h100-sxm"), batch, steps=1)
-    assert verdict.compute_type == "bf16xfp8"
-    assert any("which is W8A16: neither reading is theirs" in sentence for sentence in verdict.sentences)
+    assert verdict.compute_type == "mxfp8xmxfp4"
+    assert any("which is W4A8: neither reading is theirs" in sentence for sentence in verdict.sentences)
 
 
 def test_a_faulty_rule_file_names_its_field(tmp_path):

@@ -150,7 +150,6 @@ def test_a_trace_that_tells_no_batch_needs_one(new_trace, kernel_names, engine):
 
 @pytest.mark.parametrize("name, proof", [
     ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1", "show BF16 products on 4-bit weights (bf16xmxfp4)"),
-    ("_matmul_ogs_NNT_bf16xbf16xbf16_16x256x128x1", "show bf16xbf16"),
     ("fused_moe_kernel", "do not show their types"),
     ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "No expert GEMM ran"),
 ])
