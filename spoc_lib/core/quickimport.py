@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 
@@ -14,7 +13,7 @@ def import_jsonschema() -> None:
     if absent:
         sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # "cannot be imported", and jsonschema goes on
     try:
-        importlib.import_module("jsonschema")
+        import jsonschema  # noqa: F401
     except ImportError:  # whoever needs it says so
         pass
     finally:

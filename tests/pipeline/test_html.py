@@ -10,12 +10,12 @@ from nbclient import NotebookClient
 
 from spoc_lib.report import html
 
+pytestmark = pytest.mark.slow
+
 CELL = """
 from spoc_lib.report import style, tables
 from spoc_lib.report.asked import Asked
 import pandas as pd, plotly.graph_objects as go
-
-pytestmark = pytest.mark.slow
 style.activate()
 display(tables.Table(pd.DataFrame({"users": [1], "ttft_p95_s": [float("inf")]})))
 display(go.Figure(go.Scatter(x=[1, 2], y=[3, 1]), layout={"title": {"text": "drawn </script> safely"}}))
